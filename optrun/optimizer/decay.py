@@ -60,7 +60,7 @@ def keep_base_lr(group: ParamGroup, functions: Collection[str], base_lr: float) 
     mode = group["weight_decay_mode"]
     if mode in ("scheduled", "corrected") and "lr" in functions:
         raise ValueError(
-            f"weight_decay_mode={mode!r}: needs the highest lr, which is not known of a function of"
+            f"weight_decay_mode={mode!r}: needs the peak lr, which is not known of a function of"
             " the step. Give lr as a number and drive it with build_scheduler."
         )
     if mode == "corrected":

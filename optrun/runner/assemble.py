@@ -28,8 +28,7 @@ from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
 from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.optimizer.guard import Guard
-from optrun.optimizer.kernels.report import kernel_of
-from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
+from optrun.optimizer.kernels.report import kernel_of, refuse_different_kernels
 from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
 from optrun.optimizer.transfer import build_run_groups
 from optrun.param_groups import block_paths

@@ -13,7 +13,7 @@ import torch
 from optrun.model import chunked_loss
 from optrun.optimizer import Lamb
 from optrun.optimizer.guard import Guard
-from optrun.optimizer.kernels.triton.availability import why_not
+from optrun.optimizer.kernels.triton.availability import why_unavailable
 from optrun.training.loop import Loop
 from optrun.training.step import TrainStep
 from tests.gpu.device import DEVICE
@@ -126,7 +126,7 @@ def test_half_of_the_steps_moves_between_devices(
 def test_triton_kernels_are_foreach_and_repeat_their_bits(
     case: Case, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert why_not("cuda") == ""
+    assert why_unavailable("cuda") == ""
     for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
         found = []
         for kernel in ("foreach", "triton", "triton"):

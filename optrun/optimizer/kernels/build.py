@@ -32,7 +32,7 @@ FLAGS = (
 
 
 def digest() -> str:
-    """Tell one `step.c`, and how it is compiled, from another; the compiled file carries it."""
+    """Return a digest of `step.c` and the compiler's flags; the compiled file holds it."""
     return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
 
 
@@ -50,13 +50,10 @@ def compiler() -> list[str] | None:
 
 
 def build(folder: Path) -> str | None:
-    """Compile the kernel into a folder, complete or not at all.
-
-    Args:
-        folder: Where `LIBRARY` is written; what lies there under that name is replaced.
+    """Compile the kernel into a folder; replaces the file `LIBRARY` there only if it succeeds.
 
     Returns:
-        None, or why there is no kernel.
+        None, or why there is no new kernel.
     """
     command = compiler()
     if command is None:

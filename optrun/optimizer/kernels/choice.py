@@ -22,7 +22,7 @@ from optrun.optimizer.batches import Batch, is_plain
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.rows import ROWS
 from optrun.optimizer.kernels.triton import launch
-from optrun.optimizer.kernels.triton.availability import why_not
+from optrun.optimizer.kernels.triton.availability import why_unavailable
 
 VARIABLE = "OPTRUN_KERNEL"
 NAMES = ("auto", "loop", "foreach", "compiled", "triton")
@@ -44,7 +44,10 @@ class Formula:
     """Whether it takes the norm of a tensor. Then foreach steps shards: one collective for all."""
 
     def kernels(self, *, sharded: bool) -> tuple[str, ...]:
-        """List the kernels of this formula, preferred first; `foreach` always computes it, too.
+        """List the kernels to choose from if `foreach` is None, preferred first.
+
+        Triton's and the compiled kernel compute the formulas with a name, but no norms of shards:
+        then foreach is preferred, with one collective for all norms.
 
         Args:
             sharded: Whether a tensor has shards on other ranks.
@@ -64,8 +67,9 @@ class Formula:
     def step(self, batch: Batch) -> Tensor | None:
         """Step a batch in place by the kernel for its options and device.
 
-        If that kernel cannot read the tensors by their addresses, the loop steps them, on an
-        accelerator foreach. If tensors share memory, the loop does.
+        The compiled kernel and Triton's read tensors by address. If they cannot read these, foreach
+        steps them in place of Triton's kernel, and the loop in place of the compiled one. The loop
+        also steps tensors that share memory.
 
         Returns:
             LAMB's trust ratios, shape (n,); None for other formulas.
@@ -73,12 +77,13 @@ class Formula:
         kernel = self.kernel(batch.options, batch.params[0].device.type, sharded=batch.is_sharded)
         if kernel in ("loop", "foreach"):
             return self.step_by(kernel, batch)
-        # Autograd refuses a graph from before the step; no kernel tells it by itself.
+        # So that autograd refuses a backward pass over weights that have changed since the forward
+        # pass; kernels that write by address do not do this.
         increment_version(batch.params)
         if batch.grad_addresses:
             return self.step_by(kernel, batch)
         if batch.shares_memory:
-            # A kernel steps tensors side by side, and reads none where it writes another.
+            # A kernel steps tensors in parallel: it must not read where it writes another.
             return self.step_by("loop", batch)
         if all(
             is_plain(param, grad, states) for param, grad, *states in zip(*batch.lists, strict=True)
@@ -87,9 +92,9 @@ class Formula:
         return self.step_by("foreach" if kernel == "triton" else "loop", batch)
 
     def step_by(self, kernel: str, batch: Batch) -> Tensor | None:
-        """Step a batch in place by the kernel of a name; by the loop if there is no foreach.
+        """Step a batch in place by a kernel, named as in `NAMES`; the loop if there is no foreach.
 
-        The tables of the compiled kernel and of Triton's are kept in `batch.tables`.
+        The tables of addresses of the compiled kernel and of Triton's are kept in `batch.tables`.
         """
         if kernel == "loop" or self.foreach is None:
             return self.loop(batch)
@@ -111,13 +116,18 @@ class Formula:
 def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     """Pick the kernel of a step.
 
+    First the option `foreach` decides, then `OPTRUN_KERNEL`. Otherwise an accelerator takes
+    Triton's kernels if they work there, else foreach; a CPU takes the first of `kernels` that is
+    built, but never Triton's. If `OPTRUN_KERNEL` names a kernel that cannot compute the formula, it
+    is foreach on an accelerator, and on a CPU foreach if that is preferred, else the loop.
+
     Args:
         foreach: The option of that name.
         device: Type of the device that the tensors are on.
-        kernels: Those that compute the formula, preferred first; `foreach` always does too.
+        kernels: Kernels that compute the formula, preferred first; foreach computes it in any case.
 
     Raises:
-        ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
+        ConfigError: `OPTRUN_KERNEL` names no kernel, or one that is not available.
 
     Example:
         >>> pick(False, "cpu", ("compiled", "loop")), pick(None, "cuda", ("compiled", "loop"))
@@ -130,16 +140,17 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
         return choice
     if device != "cpu":
         may_be_triton = choice in ("auto", "triton") and "triton" in kernels
-        return "triton" if may_be_triton and not why_not(device) else "foreach"
+        uses_triton = may_be_triton and not why_unavailable(device)
+        return "triton" if uses_triton else "foreach"
     if choice in kernels:
         return choice
     if choice != "auto":
         # The kernel that was named does not compute this formula.
         return "foreach" if kernels[0] == "foreach" else "loop"
-    missing = {"triton"}  # Triton's interpreter is slow
+    skipped = {"triton"}  # on a CPU it would be Triton's interpreter, which is slow
     if library.library().loaded is None:
-        missing.add("compiled")
-    return next(kernel for kernel in kernels if kernel not in missing)
+        skipped.add("compiled")
+    return next(kernel for kernel in kernels if kernel not in skipped)
 
 
 def _choice_of_environment(device: str) -> str:
@@ -155,11 +166,11 @@ def _choice_of_environment(device: str) -> str:
         )
     if choice == "compiled" and library.library().loaded is None:
         raise ConfigError(
-            f"{VARIABLE}=compiled: there is no compiled kernel, {library.library().missing}."
+            f"{VARIABLE}=compiled: there is no compiled kernel: {library.library().missing}."
         )
-    if choice == "triton" and why_not(device):
+    if choice == "triton" and why_unavailable(device):
         raise ConfigError(
-            f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device},"
-            f" {why_not(device)}."
+            f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device}:"
+            f" {why_unavailable(device)}."
         )
     return choice

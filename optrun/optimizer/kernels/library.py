@@ -37,9 +37,9 @@ def library() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """Load the compiled kernel from a folder.
+    """Load the compiled kernel from a folder, or say why it cannot be loaded.
 
-    It is not loaded if it is missing, or was compiled from another `step.c` than this one.
+    It must have been compiled from this `step.c` with the same flags.
     """
     path = folder / LIBRARY
     if not path.is_file():

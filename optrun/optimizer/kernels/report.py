@@ -17,7 +17,7 @@ from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.choice import VARIABLE
-from optrun.optimizer.kernels.triton.availability import why_not
+from optrun.optimizer.kernels.triton.availability import why_unavailable
 
 
 def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> str:
@@ -42,8 +42,8 @@ def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> st
     return ", ".join(sorted(names))
 
 
-def refuse_different(kernels: Sequence[str]) -> None:
-    """Refuse ranks with different kernels: replicas would differ in their last bits.
+def refuse_different_kernels(kernels: Sequence[str]) -> None:
+    """Refuse ranks with different kernels, because replicas would differ in their last bits.
 
     Args:
         kernels: Result of `kernel_of` on each rank.
@@ -61,7 +61,7 @@ def refuse_different(kernels: Sequence[str]) -> None:
 
 
 def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
-    """List each group beside its stepper: the optimizer, or one of its members."""
+    """List (optimizer, group) pairs: of a `Composite`, the member that steps the group."""
     members = getattr(optimizer, "members", {})
     return [
         (members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups
@@ -69,13 +69,18 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
 
 
 def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: bool) -> str:
-    """Name the kernel of a group: one of `Formula`, else `torch`, `foreach` or `loop`."""
+    """Name the kernel of a group.
+
+    A `BatchOptimizer` tells it. It is "torch" for other libraries' classes and those that derive
+    from one of torch's optimizers. Any other `NamedOptimizer`, such as a plugin's, has "foreach" or
+    "loop" by the option of the group.
+    """
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, sharded=sharded))
-    ancestors = type(stepper).__mro__
-    below_torch = ancestors[: ancestors.index(Optimizer)]
-    has_step_of_torch = any(cls.__module__.startswith("torch.") for cls in below_torch)
-    if NamedOptimizer not in below_torch or has_step_of_torch:
+    bases = type(stepper).__mro__
+    below_optimizer = bases[: bases.index(Optimizer)]
+    derives_from_torchs = any(cls.__module__.startswith("torch.") for cls in below_optimizer)
+    if NamedOptimizer not in below_optimizer or derives_from_torchs:
         return "torch"
     if group.get("foreach"):
         return "foreach"
@@ -83,9 +88,10 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: boo
 
 
 def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> str:
-    """Write the row of `optrun explain`: the kernel, and why the fastest one is missing, if so.
+    """Return the row of `optrun explain`: the kernel, and why it is not the fastest one.
 
-    Arguments as in `kernel_of`.
+    The reason is left out if a group takes the slower kernel for another cause: its option
+    `foreach` is set, or its formula has no faster kernel. Arguments as in `kernel_of`.
 
     Example:
         >>> import torch
@@ -103,14 +109,15 @@ def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> s
     else:
         fastest = "Triton"
         fallback = "foreach"
-        reason = why_not(device)
-    kernels = {
-        _kernel_of_group(stepper, group, device, sharded=sharded)
-        for stepper, group in _steppers(optimizer)
-        if isinstance(stepper, BatchOptimizer)
-        and group.get("foreach") is None
-        and fastest.lower() in stepper.FORMULA.kernels(sharded=sharded)
-    }
-    if reason and fallback in kernels:
-        return f"{kernel}; the {fastest} one: {reason}"
+        reason = why_unavailable(device)
+    for stepper, group in _steppers(optimizer):
+        could_be_fastest = (
+            isinstance(stepper, BatchOptimizer)
+            and group.get("foreach") is None
+            and fastest.lower() in stepper.FORMULA.kernels(sharded=sharded)
+        )
+        if not reason or not could_be_fastest:
+            continue
+        if _kernel_of_group(stepper, group, device, sharded=sharded) == fallback:
+            return f"{kernel}; the {fastest} one: {reason}"
     return kernel

@@ -19,8 +19,8 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap, torch_named
 from optrun.optimizer.kernels import build, choice, library
-from optrun.optimizer.kernels.report import kernel_of, kernel_row, refuse_different
-from optrun.optimizer.kernels.triton.availability import why_not
+from optrun.optimizer.kernels.report import kernel_of, kernel_row, refuse_different_kernels
+from optrun.optimizer.kernels.triton.availability import why_unavailable
 from tests.kernel_cases import COMPILED, OWN, OWN_IDS, ends
 from tests.optimizer_cases import CASES, Case
 
@@ -182,7 +182,9 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     assert taken(Lamb([weight])) == best
     assert taken(Lamb([weight], foreach=True)) == "foreach"
     assert taken(Lamb([weight], foreach=False)) == "loop"
-    assert taken(Lamb([weight]), device="cuda") == ("foreach" if why_not("cuda") else "triton")
+    assert taken(Lamb([weight]), device="cuda") == (
+        "foreach" if why_unavailable("cuda") else "triton"
+    )
     assert taken(Lamb([weight]), sharded=True) == "foreach"
     assert taken(AdamW([weight])) == "torch"
     assert taken(Lion([weight])) == taken(Lion([weight]), sharded=True) == best
@@ -431,6 +433,6 @@ def test_without_a_compiler_nothing_is_built(
 
 
 def test_ranks_that_would_step_by_different_kernels_are_refused() -> None:
-    refuse_different(["compiled, torch", "compiled, torch"])
+    refuse_different_kernels(["compiled, torch", "compiled, torch"])
     with pytest.raises(ConfigError, match=r"rank 0: triton, rank 1: foreach.*OPTRUN_KERNEL"):
-        refuse_different(["triton", "foreach"])
+        refuse_different_kernels(["triton", "foreach"])

@@ -76,12 +76,12 @@ def device() -> Iterator[Any]:
             module = importlib.import_module(DEVICE)
         patch.setattr(module, "CHUNK", CHUNK)
         patch.setattr(module, "BLOCK", BLOCK)
-        availability.why_not.cache_clear()
+        availability.why_unavailable.cache_clear()
         yield module
     if not INSTALLED:
         del sys.modules[DEVICE]
         del sys.modules[DEVICE.rpartition(".")[0]].device
-    availability.why_not.cache_clear()
+    availability.why_unavailable.cache_clear()
 
 
 Kernel = Callable[[str], None]
@@ -97,7 +97,7 @@ def case_of(name: str) -> Case:
 
 
 def test_what_runs_them() -> None:
-    assert availability.why_not("cpu") == ""
+    assert availability.why_unavailable("cpu") == ""
     assert ("triton.runtime.interpreter" in sys.modules) is INSTALLED
 
 
@@ -317,7 +317,7 @@ def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_row(Lamb([weight], foreach=True), "cuda") == "foreach"
     assert kernel_row(Soap([weight]), "cuda") == "loop"
     assert "not for mps" in kernel_row(lamb, "mps")
-    monkeypatch.setattr(choice, "why_not", lambda device: "")
+    monkeypatch.setattr(choice, "why_unavailable", lambda device: "")
     for cls in (Lamb, Adamax, AdamWDL, LazyAdam, Lion, ScheduleFreeAdamW, AdEMAMix, Mars):
         optimizer = cls([weight])
         assert kernel_of(optimizer, "cuda") == "triton"
@@ -332,16 +332,16 @@ def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    why_not = availability.why_not.__wrapped__
-    monkeypatch.setattr(choice, "why_not", why_not)
+    why_unavailable = availability.why_unavailable.__wrapped__
+    monkeypatch.setattr(choice, "why_unavailable", why_unavailable)
     use("triton")
     with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cuda, there is no CUDA"):
         kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "TRITON_INTERPRET is set" in why_not("cuda")
+    assert "TRITON_INTERPRET is set" in why_unavailable("cuda")
     monkeypatch.setattr(device, "INTERPRETED", False)
     monkeypatch.setattr(trials, "trial", lambda device: "they fail there: a compiler is missing")
-    assert why_not("cuda") == "they fail there: a compiler is missing"
+    assert why_unavailable("cuda") == "they fail there: a compiler is missing"
     with pytest.raises(
         ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cpu, they need .*TRITON_INTERPRET=1"
     ):
@@ -349,7 +349,7 @@ def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, DEVICE)
     monkeypatch.delattr(sys.modules[DEVICE.rpartition(".")[0]], "device")
-    assert why_not("cuda") == "triton is not installed"
+    assert why_unavailable("cuda") == "triton is not installed"
 
 
 def test_a_device_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

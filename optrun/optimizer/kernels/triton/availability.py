@@ -8,10 +8,11 @@ import torch
 
 
 @cache
-def why_not(device: str) -> str:
-    """Say why the Triton kernels do not step tensors on a type of device; empty if they do.
+def why_unavailable(device: str) -> str:
+    """Say why the Triton kernels cannot step tensors on a type of device; empty if they can.
 
-    The first call for a CUDA device compiles and checks them there (`trial`); the result is cached.
+    The first call for a CUDA device compiles the kernels and checks them there (`trial`). The
+    result is cached.
 
     Args:
         device: Such as "cuda", which is what torch calls ROCm's devices too.
@@ -23,19 +24,13 @@ def why_not(device: str) -> str:
     try:
         from optrun.optimizer.kernels.triton import device as kernels
     except ImportError as error:
-        return (
-            "triton is not installed"
-            if error.name == "triton"
-            else f"triton does not load: {error}"
-        )
-    if kernels.INTERPRETED:
-        return (
-            ""
-            if device == "cpu"
-            else "TRITON_INTERPRET is set, and Triton's interpreter computes on the CPU"
-        )
+        is_missing = error.name == "triton"
+        return "triton is not installed" if is_missing else f"triton does not load: {error}"
     if device == "cpu":
-        return "they need a CUDA or ROCm device, or Triton's interpreter: TRITON_INTERPRET=1"
+        needed = "they need a CUDA or ROCm device, or Triton's interpreter: TRITON_INTERPRET=1"
+        return "" if kernels.INTERPRETED else needed
+    if kernels.INTERPRETED:
+        return "TRITON_INTERPRET is set, and Triton's interpreter computes on the CPU"
     from optrun.optimizer.kernels.triton.trial import trial
 
     return trial(torch.device(device))

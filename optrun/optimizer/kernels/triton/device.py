@@ -1,15 +1,20 @@
 """The formulas of step.c over a list of tensors, in Triton.
 
-Each as the loop of its paper's file in Python writes it.
+Each kernel computes what the loop in the paper's Python file computes.
 
-Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where
-tensors lie, and their numbers, stand in tables. Sums are added in float64, lane by lane, then chunk
-by chunk, without atomics and in an order that depends on sizes alone, and no launch is tuned: the
+Tensors are cut into chunks of a fixed size, one program each, and chunks into blocks. Two tables
+say where the tensors are and which scalars they have. Sums are added in float64, lane by lane, then
+chunk by chunk, without atomics, in an order that depends only on sizes, and no launch is tuned: the
 same input gives the same bits. LAMB needs its direction twice, for the norm and for the update, and
-computes it twice, as MARS its corrected gradient: that moves fewer bytes than to keep it, and needs
-no memory.
+computes it twice, as MARS does its corrected gradient: that moves fewer bytes than storing it, and
+takes no memory.
 
-Triton reads `tl.constexpr` in annotations as it stands: they are not postponed in this file.
+All kernels have the same arguments, see `_job`, and the same shape: read the scalars, then loop
+over the whole blocks of the chunk (TAIL 0) and over the block that may be shorter (TAIL 1), which
+is loaded and stored with a mask. In a block w are the weights, g the gradients, `first`, `second`
+and so on the new moments.
+
+Triton needs the objects in annotations, so these are not postponed in this file.
 """
 
 import torch
@@ -27,16 +32,17 @@ CHUNK = 8192
 BLOCK = 1024
 """Elements of a program at once."""
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Of every launch.
+"""Options of every launch.
 
-Sums are added in an order that warps decide, too; multiply-adds are not fused, as in step.c.
+The number of warps is fixed because the order of sums depends on it. Multiply-adds are not fused,
+as in step.c.
 """
 
 MOST_STATES = 3
 """Kinds of state that a formula has at most."""
 PLACES = ("params", "firsts", "seconds", "thirds", "size", "chunks")
-"""What is told of each tensor besides `SCALARS`: addresses of the parameter and of each kind of
-state, elements, which chunk is its first."""
+"""Entries for each tensor: addresses of the parameter and of three kinds of state, number of
+elements, index of its first chunk."""
 TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update"), "mars": ("mars_norm", "mars_update")}
 """Formulas that need a norm of a whole tensor before they can move a weight."""
 
@@ -64,8 +70,8 @@ _MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
 
 
 @triton.jit
-def _pointer(lies_at, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(lies_at).to(tl.pointer_type(REAL)) + begin
+def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(place).to(tl.pointer_type(REAL)) + begin
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -82,40 +88,51 @@ def _job(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Return numbers and count of elements of this program, and where its tensors begin.
+    """Return a pointer to the scalars of this program's tensor, its elements, and its pointers.
 
-    These are parameter, gradient and three kinds of state; a kind that a formula does not have lies
-    at 0, and nothing loads it. A step that is left out has no elements: nothing is stored.
+    The pointers are to the program's chunk of parameter, gradient and three kinds of state. A kind
+    that a formula does not have has address 0, and nothing loads it. If `found_inf`, the first of
+    `numbers`, is set, the chunk has 0 elements, so that nothing is stored.
+
+    Args:
+        places: A row of `PLACES` for each tensor.
+        grad_addresses: Address of each gradient.
+        rows: For each tensor the index of its scalars.
+        numbers: `found_inf`, then rows of `SCALARS`, in float64.
+        chunks: For each program its tensor and its first element there.
+        REAL: Type of the tensors.
+        ALIGNED: Whether all addresses are multiples of 16 bytes.
+        CHUNK: Elements of a chunk.
     """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    lies_at = places + tensor * _PLACES
+    place = places + tensor * _PLACES
     x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
-    size = tl.minimum(tl.load(lies_at + _SIZE) - begin, CHUNK)
+    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
     size = tl.where(tl.load(numbers) != 0, 0, size)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
-    thirds = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    thirds = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
     return x, size, params, grads, firsts, seconds, thirds
 
 
 @triton.jit
-def _part(size, TAIL: tl.constexpr, BLOCK: tl.constexpr):
-    """Return first and last element of the whole blocks, or of the rest with `TAIL`."""
+def _block_range(size, TAIL: tl.constexpr, BLOCK: tl.constexpr):
+    """Return begin and end of the whole blocks; with `TAIL` of the elements after them."""
     in_blocks = size // BLOCK * BLOCK
     return in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL
 
 
 @triton.jit
-def _number(number, REAL: tl.constexpr):
+def _scalar(number, REAL: tl.constexpr):
     return tl.load(number).to(REAL)
 
 
 @triton.jit
-def _decay(number, REAL: tl.constexpr):
-    """Return the decay of a moment and 1 minus it."""
+def _beta(number, REAL: tl.constexpr):
+    """Return the decay beta of a moment, and 1 - beta, which is subtracted in float64."""
     beta = tl.load(number)
     return beta.to(REAL), (1 - beta).to(REAL)
 
@@ -145,7 +162,7 @@ def _sqrt(x):  # rounded correctly, as on a CPU; in float64 it always is
 
 
 @triton.jit
-def _quotient(x, y):
+def _divide(x, y):
     if x.dtype == tl.float32:
         return tl.div_rn(x, y)
     return x / y
@@ -167,9 +184,19 @@ def _sign(x):
 
 
 @triton.jit
-def _coupled(g, w, l1, l2):
+def _add_coupled_decay(g, w, l1, l2):
     g = tl.where(l2 != 0, g + l2 * w, g)
     return tl.where(l1 != 0, tl.where(w > 0, g + l1, tl.where(w < 0, g - l1, g)), g)
+
+
+@triton.jit
+def _update_moments(firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL: tl.constexpr):
+    """Update the first and second moment of a block in place, and return both."""
+    first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
+    second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
+    _store(firsts, at, first, size, TAIL)
+    _store(seconds, at, second, size, TAIL)
+    return first, second
 
 
 @triton.jit
@@ -184,33 +211,32 @@ def adam(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Step as `adam_update._single_tensor_adam`."""
+    """Compute `adam_update._single_tensor_adam` for one chunk of a tensor."""
     x, size, params, grads, firsts, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale = _number(x + _SCALE, REAL)
-    keep = _number(x + _KEEP, REAL)
-    root = _number(x + _ROOT, REAL)
-    eps = _number(x + _EPS, REAL)
-    l2 = _number(x + _L2, REAL)
-    unscale = _number(x + _UNSCALE, REAL)
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    scale = _scalar(x + _SCALE, REAL)
+    keep = _scalar(x + _KEEP, REAL)
+    root = _scalar(x + _ROOT, REAL)
+    eps = _scalar(x + _EPS, REAL)
+    l2 = _scalar(x + _L2, REAL)
+    unscale = _scalar(x + _UNSCALE, REAL)
     nesterov = tl.load(x + _NESTEROV)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL) * unscale
             g = tl.where(l2 != 0, g + l2 * w, g)
-            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
-            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
-            _store(firsts, at, first, size, TAIL)
-            _store(seconds, at, second, size, TAIL)
+            first, second = _update_moments(
+                firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL
+            )
             direction = tl.where(nesterov != 0, _lerp(first, g, beta1, rest1), first)
-            moved = scale * _quotient(direction, _sqrt(second) * root + eps)
-            _store(params, at, keep * w - moved, size, TAIL)
+            step = scale * _divide(direction, _sqrt(second) * root + eps)
+            _store(params, at, keep * w - step, size, TAIL)
 
 
 @triton.jit
@@ -225,40 +251,40 @@ def adamax(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Step as `adamax._single_tensor_adamax`."""
+    """Compute `adamax._single_tensor_adamax` for one chunk of a tensor."""
     x, size, params, grads, firsts, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2 = _number(x + _BETA2, REAL)
-    scale = _number(x + _SCALE, REAL)
-    keep = _number(x + _KEEP, REAL)
-    l1 = _number(x + _L1, REAL)
-    l2 = _number(x + _L2, REAL)
-    eps = _number(x + _EPS, REAL)
-    eps_gradient = _number(x + _EPS_GRADIENT, REAL)
-    eps_denominator = _number(x + _EPS_DENOMINATOR, REAL)
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2 = _scalar(x + _BETA2, REAL)
+    scale = _scalar(x + _SCALE, REAL)
+    keep = _scalar(x + _KEEP, REAL)
+    l1 = _scalar(x + _L1, REAL)
+    l2 = _scalar(x + _L2, REAL)
+    eps = _scalar(x + _EPS, REAL)
+    eps_gradient = _scalar(x + _EPS_GRADIENT, REAL)
+    eps_denominator = _scalar(x + _EPS_DENOMINATOR, REAL)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
-            g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
+            g = _add_coupled_decay(_load(grads, at, size, TAIL), w, l1, l2)
             first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
             largest = tl.abs(g) + eps_gradient
-            faded = beta2 * _load(seconds, at, size, TAIL) + eps
+            decayed = beta2 * _load(seconds, at, size, TAIL) + eps
             largest = tl.where(
-                (faded > largest) | (faded != faded), faded, largest
+                (decayed > largest) | (decayed != decayed), decayed, largest
             )  # NaN goes before every number
             _store(firsts, at, first, size, TAIL)
             _store(seconds, at, largest, size, TAIL)
-            moved = scale * _quotient(first, largest + eps_denominator)
-            _store(params, at, keep * w - moved, size, TAIL)
+            step = scale * _divide(first, largest + eps_denominator)
+            _store(params, at, keep * w - step, size, TAIL)
 
 
 @triton.jit
-def _direction(first, second, w, correction, root, eps, decay):
-    adam = _quotient(first * correction, _sqrt(second) * root + eps)
+def _adam_direction(first, second, w, correction, root, eps, decay):
+    adam = _divide(first * correction, _sqrt(second) * root + eps)
     return tl.where(decay != 0, adam + decay * w, adam)
 
 
@@ -275,34 +301,33 @@ def lamb_moments(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the first half of `lamb._single_tensor_lamb`.
+    """Update the moments of a chunk for LAMB, and sum the squares that its norms need.
 
-    Moments, squares of weights and directions by chunk.
+    `sums` gets two numbers for each chunk: the sum of squared weights, and of squared directions.
     """
     x, size, params, grads, firsts, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2, rest2 = _decay(x + _BETA2, REAL)
-    l1 = _number(x + _L1, REAL)
-    l2 = _number(x + _L2, REAL)
-    root = _number(x + _ROOT, REAL)
-    correction = _number(x + _FIRST, REAL)
-    eps = _number(x + _EPS, REAL)
-    decay = _number(x + _DECAY, REAL)
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    l1 = _scalar(x + _L1, REAL)
+    l2 = _scalar(x + _L2, REAL)
+    root = _scalar(x + _ROOT, REAL)
+    correction = _scalar(x + _FIRST, REAL)
+    eps = _scalar(x + _EPS, REAL)
+    decay = _scalar(x + _DECAY, REAL)
     weights = tl.full((BLOCK,), 0.0, tl.float64)
     directions = tl.full((BLOCK,), 0.0, tl.float64)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
-            g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
-            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
-            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
-            _store(firsts, at, first, size, TAIL)
-            _store(seconds, at, second, size, TAIL)
-            direction = _direction(first, second, w, correction, root, eps, decay)
+            g = _add_coupled_decay(_load(grads, at, size, TAIL), w, l1, l2)
+            first, second = _update_moments(
+                firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL
+            )
+            direction = _adam_direction(first, second, w, correction, root, eps, decay)
             if TAIL:  # with an eps of 0 nothing past the end is 0 / 0
                 direction = tl.where(at < size, direction, 0.0)
             weights += w.to(tl.float64) * w.to(tl.float64)
@@ -322,23 +347,28 @@ def set_ratios(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the trust ratio of each tensor, from the sums of its chunks."""
+    """Compute the trust ratio of one tensor, from the sums of its chunks.
+
+    |w| is bounded, then the ratio |w| / (|r| + eps_ratio), where r is the direction. The weights
+    were summed before `keep`, which is multiplied here. The ratio is 1 if the tensor is not adapted
+    or one of the norms is 0. MARS sets both bounds of |w| to 1, and gets 1 / |c|, at most 1.
+    """
     tensor = tl.program_id(0)
-    lies_at = places + tensor * _PLACES
+    place = places + tensor * _PLACES
     x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
-    chunks = (tl.load(lies_at + _SIZE) + CHUNK - 1) // CHUNK
-    first_sum = sums + 2 * tl.load(lies_at + _CHUNKS)
+    chunks = (tl.load(place + _SIZE) + CHUNK - 1) // CHUNK
+    first_sum = sums + 2 * tl.load(place + _CHUNKS)
     weights = tl.full((BLOCK,), 0.0, tl.float64)
     directions = tl.full((BLOCK,), 0.0, tl.float64)
     for start in range(0, chunks, BLOCK):
         at = start + tl.arange(0, BLOCK)
         weights += tl.load(first_sum + 2 * at, mask=at < chunks, other=0.0)
         directions += tl.load(first_sum + 2 * at + 1, mask=at < chunks, other=0.0)
-    norm = tl.abs(tl.load(x + _KEEP)) * tl.sqrt(tl.sum(weights, axis=0))
-    norm = _bounded(norm, tl.load(x + _MIN_NORM), tl.load(x + _MAX_NORM))
-    length = tl.sqrt(tl.sum(directions, axis=0))
-    adapted = (tl.load(x + _ADAPT) != 0) & (norm > 0) & (length > 0)
-    ratio = norm / tl.where(adapted, length + tl.load(x + _EPS_RATIO), 1.0)
+    weight_norm = tl.abs(tl.load(x + _KEEP)) * tl.sqrt(tl.sum(weights, axis=0))
+    weight_norm = _bounded(weight_norm, tl.load(x + _MIN_NORM), tl.load(x + _MAX_NORM))
+    update_norm = tl.sqrt(tl.sum(directions, axis=0))
+    adapted = (tl.load(x + _ADAPT) != 0) & (weight_norm > 0) & (update_norm > 0)
+    ratio = weight_norm / tl.where(adapted, update_norm + tl.load(x + _EPS_RATIO), 1.0)
     ratio = _bounded(ratio, tl.load(x + _MIN_RATIO), tl.load(x + _MAX_RATIO))
     tl.store(ratios + tensor, tl.where(adapted, ratio, 1.0).to(REAL))
 
@@ -356,27 +386,27 @@ def lamb_update(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the second half of `lamb._single_tensor_lamb`.
+    """Move the weights of a chunk for LAMB: w = keep w - lr ratio direction.
 
-    The direction again, as long as the ratio says.
+    The moments are those that `lamb_moments` stored, so the direction is computed again.
     """
     x, size, params, _, firsts, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    keep = _number(x + _KEEP, REAL)
-    eps = _number(x + _EPS, REAL)
-    root = _number(x + _ROOT, REAL)
-    correction = _number(x + _FIRST, REAL)
-    decay = _number(x + _DECAY, REAL)
+    keep = _scalar(x + _KEEP, REAL)
+    eps = _scalar(x + _EPS, REAL)
+    root = _scalar(x + _ROOT, REAL)
+    correction = _scalar(x + _FIRST, REAL)
+    decay = _scalar(x + _DECAY, REAL)
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     scale = (tl.load(x + _SCALE) * tl.load(ratios + tensor)).to(REAL)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             first = _load(firsts, at, size, TAIL)
-            direction = _direction(
+            direction = _adam_direction(
                 first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay
             )
             _store(params, at, keep * w - scale * direction, size, TAIL)
@@ -394,23 +424,23 @@ def lion(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Step as `lion._single_tensor_lion`."""
+    """Compute `lion._single_tensor_lion` for one chunk of a tensor."""
     x, size, params, grads, firsts, _, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale = _number(x + _SCALE, REAL)
-    keep = _number(x + _KEEP, REAL)
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    scale = _scalar(x + _SCALE, REAL)
+    keep = _scalar(x + _KEEP, REAL)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             first = _load(firsts, at, size, TAIL)
-            moved = scale * _sign(_lerp(first, g, beta1, rest1))
-            _store(params, at, keep * w - moved, size, TAIL)
+            step = scale * _sign(_lerp(first, g, beta1, rest1))
+            _store(params, at, keep * w - step, size, TAIL)
             _store(firsts, at, _lerp(first, g, beta2, rest2), size, TAIL)
 
 
@@ -426,26 +456,26 @@ def schedule_free(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Step as `schedule_free._single_tensor_schedule_free`."""
+    """Compute `schedule_free._single_tensor_schedule_free` for one chunk of a tensor."""
     x, size, params, grads, zs, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta2, rest2 = _decay(x + _BETA2, REAL)
-    root = _number(x + _ROOT, REAL)
-    eps = _number(x + _EPS, REAL)
-    scale = _number(x + _SCALE, REAL)
-    decay = _number(x + _DECAY, REAL)
-    rate = _number(x + _RATE, REAL)
-    mix, rest = _decay(x + _MIX, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    root = _scalar(x + _ROOT, REAL)
+    eps = _scalar(x + _EPS, REAL)
+    scale = _scalar(x + _SCALE, REAL)
+    decay = _scalar(x + _DECAY, REAL)
+    rate = _scalar(x + _RATE, REAL)
+    mix, rest = _beta(x + _MIX, REAL)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             z = _load(zs, at, size, TAIL)
             second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
-            direction = _direction(g, second, w, 1.0, root, eps, decay)
+            direction = _adam_direction(g, second, w, 1.0, root, eps, decay)
             _store(seconds, at, second, size, TAIL)
             _store(params, at, _lerp(w, z, rest, mix) - scale * direction, size, TAIL)
             _store(zs, at, z - rate * direction, size, TAIL)
@@ -463,34 +493,33 @@ def ademamix(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Step as `ademamix._single_tensor_ademamix`."""
+    """Compute `ademamix._single_tensor_ademamix` for one chunk of a tensor."""
     x, size, params, grads, firsts, slows, seconds = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2, rest2 = _decay(x + _BETA2, REAL)
-    beta3, rest3 = _decay(x + _BETA3, REAL)
-    scale = _number(x + _SCALE, REAL)
-    keep = _number(x + _KEEP, REAL)
-    root = _number(x + _ROOT, REAL)
-    eps = _number(x + _EPS, REAL)
-    correction = _number(x + _FIRST, REAL)
-    alpha = _number(x + _ALPHA, REAL)
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    beta3, rest3 = _beta(x + _BETA3, REAL)
+    scale = _scalar(x + _SCALE, REAL)
+    keep = _scalar(x + _KEEP, REAL)
+    root = _scalar(x + _ROOT, REAL)
+    eps = _scalar(x + _EPS, REAL)
+    correction = _scalar(x + _FIRST, REAL)
+    alpha = _scalar(x + _ALPHA, REAL)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
-            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
             slow = _lerp(_load(slows, at, size, TAIL), g, beta3, rest3)
-            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
-            _store(firsts, at, first, size, TAIL)
+            first, second = _update_moments(
+                firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL
+            )
             _store(slows, at, slow, size, TAIL)
-            _store(seconds, at, second, size, TAIL)
             mixed = first * correction + alpha * slow
-            moved = scale * _quotient(mixed, _sqrt(second) * root + eps)
-            _store(params, at, keep * w - moved, size, TAIL)
+            step = scale * _divide(mixed, _sqrt(second) * root + eps)
+            _store(params, at, keep * w - step, size, TAIL)
 
 
 @triton.jit
@@ -506,7 +535,10 @@ def mars_norm(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the squares of the corrected gradients of `mars._single_tensor_mars`."""
+    """Sum the squared corrected gradients of a chunk for MARS; 0 for a tensor without correction.
+
+    `sums` gets two numbers for each chunk, as from `lamb_moments`: 0 and this sum.
+    """
     x, size, _, grads, _, _, lasts = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
@@ -516,7 +548,7 @@ def mars_norm(
     size = tl.where(tl.load(x + _ADAPT) != 0, size, 0)
     squares = tl.full((BLOCK,), 0.0, tl.float64)
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             g = _load(grads, at, size, TAIL)
@@ -541,34 +573,36 @@ def mars_update(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Step as `mars._single_tensor_mars`, once the norms are known."""
+    """Compute `mars._single_tensor_mars` for one chunk of a tensor, once its norm is known.
+
+    c is the corrected gradient times the ratio, or the gradient of a tensor without correction.
+    """
     x, size, params, grads, firsts, seconds, lasts = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale = _number(x + _SCALE, REAL)
-    keep = _number(x + _KEEP, REAL)
-    root = _number(x + _ROOT, REAL)
-    eps = _number(x + _EPS, REAL)
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    scale = _scalar(x + _SCALE, REAL)
+    keep = _scalar(x + _KEEP, REAL)
+    root = _scalar(x + _ROOT, REAL)
+    eps = _scalar(x + _EPS, REAL)
     strength = tl.load(x + _STRENGTH)
     rest = (1 + strength).to(REAL)
     strength = strength.to(REAL)
     tensor = tl.load(chunks + 2 * tl.program_id(0))
-    ratio = _number(ratios + tensor, REAL)
+    ratio = _scalar(ratios + tensor, REAL)
     adapt = tl.load(x + _ADAPT) != 0
     for TAIL in tl.static_range(2):
-        start, stop = _part(size, TAIL, BLOCK)
+        start, stop = _block_range(size, TAIL, BLOCK)
         for block in range(start, stop, BLOCK):
             at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             c = ratio * _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
             c = tl.where(adapt, c, g)
-            first = _lerp(_load(firsts, at, size, TAIL), c, beta1, rest1)
-            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * c * c
-            _store(firsts, at, first, size, TAIL)
-            _store(seconds, at, second, size, TAIL)
+            first, second = _update_moments(
+                firsts, seconds, at, c, beta1, rest1, beta2, rest2, size, TAIL
+            )
             _store(lasts, at, g, size, TAIL)
-            moved = scale * _quotient(first, _sqrt(second) * root + eps)
-            _store(params, at, keep * w - moved, size, TAIL)
+            step = scale * _divide(first, _sqrt(second) * root + eps)
+            _store(params, at, keep * w - step, size, TAIL)

@@ -61,6 +61,8 @@ class Table:
     ) -> Tensor | None:
         """Take one step over the tensors in place.
 
+        Addresses of gradients and scalars are sent to the device in one copy, and nothing waits.
+
         Args:
             grads: Addresses of the gradients.
             rows: Scalars that tensors share.
@@ -80,18 +82,18 @@ class Table:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "a CUDA graph would repeat the learning rate and the step number of the step it"
-                " captured: optrun's optimizers are not capturable."
+                " captured: optrun's optimizers are not capturable. Step outside of the graph."
             )
-        if not self._chunk_count:  # no device launches nothing
+        if not self._chunk_count:  # all tensors are empty, and a launch needs a program
             ones = torch.ones(self._count, dtype=self._dtype, device=device)
             if self._formula == "lamb":
                 return ones
             return None
-        # The kernels read the flag in front of the numbers.
+        # As `_launch` takes it apart; the 0.0 is the place of `found_inf`.
         numbers = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
         message.frombytes(numbers.tobytes())
-        with _current(device):
+        with _selected(device):
             sent = self._send(message)
             if found_inf is not None:
                 sent[2 * self._count].view(torch.float64).copy_(found_inf)
@@ -107,11 +109,11 @@ class Table:
     def _launch(
         self, sent: Tensor, constants: dict[str, object], *, aligned: bool
     ) -> Tensor | None:
-        """Launch the kernels of the formula.
+        """Launch the kernels of the formula: one, or three if it needs norms (`TWO_PASSES`).
 
         Args:
-            sent: On the device: addresses of the gradients, row of each tensor, then `found_inf`
-                and the scalars.
+            sent: On the device: n addresses of gradients, n indices of rows, then in float64
+                `found_inf` and the rows of scalars.
             constants: Constants that all kernels are compiled for.
             aligned: Whether all addresses are multiples of `ALIGNMENT`.
 
@@ -131,6 +133,7 @@ class Table:
                 *tables, self._chunks, ALIGNED=aligned, **constants
             )
             return None
+        # Norms by chunk, ratio by tensor, then the update.
         first, second = kernels.TWO_PASSES[self._formula]
         sums = torch.empty(2 * self._chunk_count, dtype=torch.float64, device=device)
         ratios = torch.empty(count, dtype=self._dtype, device=device)
@@ -142,7 +145,7 @@ class Table:
         return None
 
     def _send(self, message: array[int]) -> Tensor:
-        """Copy a message to the device, from memory pinned once."""
+        """Copy a message to the device without waiting, by way of pinned memory that is reused."""
         values = torch.frombuffer(message, dtype=torch.int64)
         if self._device.type != "cuda":
             return values.clone()
@@ -153,7 +156,10 @@ class Table:
         return sent
 
     def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Return pinned memory after its last copy, with its event; allocate if none is free."""
+        """Return pinned memory that is no longer being copied, and the event to record after use.
+
+        Allocates memory for the longest message if none is free.
+        """
         for pinned, copied in self._pinned:
             if copied.query():
                 return pinned, copied
@@ -176,20 +182,21 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def _current(where: torch.device) -> AbstractContextManager[object]:
-    """Select the device of a tensor: Triton launches on the current one."""
-    if where.type == "cuda":
-        return torch.cuda.device(where)
+def _selected(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which a device is the current one, on which Triton launches kernels."""
+    if device.type == "cuda":
+        return torch.cuda.device(device)
     return nullcontext()
 
 
 @lru_cache(maxsize=32)
 def _chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
-    """List for each chunk its tensor and its first element: shape (chunks, 2), int64, on the CPU.
+    """Return for each chunk the index of its tensor and its first element there.
 
-    Read-only.
+    Shape (chunks, 2), int64, on the CPU. The result is cached: do not change it.
     """
     counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
     tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
-    begins = torch.arange(len(tensors), device="cpu") - (counts.cumsum(0) - counts)[tensors]
-    return torch.stack([tensors, chunk * begins], dim=1)
+    first_chunks = counts.cumsum(0) - counts
+    number_in_tensor = torch.arange(len(tensors), device="cpu") - first_chunks[tensors]
+    return torch.stack([tensors, chunk * number_in_tensor], dim=1)

@@ -26,8 +26,8 @@ def trial(device: torch.device) -> str:
     """Compare small steps by the Triton kernels on a device with the loop.
 
     Returns:
-        Empty if all is right; else what is wrong: an error such as a missing compiler, other values
-        than the loop's, or other bits the second time.
+        Empty if they agree; else what is wrong: an error such as a missing compiler, values that
+        differ from the loop's, or bits that differ between two calls.
     """
     try:
         for name in OPTIMIZERS:
@@ -42,7 +42,10 @@ def trial(device: torch.device) -> str:
 
 @torch.no_grad()
 def _problem(name: str, device: torch.device) -> str:
-    """Describe the error in the steps of one optimizer; empty without one."""
+    """Say how the Triton steps of one optimizer are wrong; empty if they are right.
+
+    They are compared with the loop in float64, with a tolerance of `NEAR`, and with a second call.
+    """
     truth = _after_steps(name, "loop", torch.float64, device)
     first = _after_steps(name, "triton", torch.float32, device)
     second = _after_steps(name, "triton", torch.float32, device)
@@ -55,7 +58,7 @@ def _problem(name: str, device: torch.device) -> str:
 
 
 def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Return weights and moments after `STEPS` steps by a kernel."""
+    """Return weights and state tensors of an optimizer after `STEPS` steps by a kernel."""
     params = [Parameter(_wave(size, 0).to(device, dtype)) for size in SIZES]
     build: Any = class_of(name)
     optimizer = build(params, lr=0.01, weight_decay=0.1)
