@@ -30,7 +30,9 @@ from optrun.param_groups.growth import Growth
 def _adam(size: Growth, options: Options) -> float:
     """Return the factor on lr of an optimizer whose updates have entries of the size of lr.
 
-    1/fan_in, times the factor of a residual branch for the matrix at its end.
+    It is 1/fan_in: an output is a sum over fan_in entries, which the update changes all in the same
+    direction. The matrix at the end of a residual branch has the factor of the branch, too
+    (`carried`, 1 elsewhere).
     """
     del options
     return size.carried / size.fan_in
@@ -39,7 +41,8 @@ def _adam(size: Growth, options: Options) -> float:
 def _sgd(size: Growth, options: Options) -> float:
     """Return the factor on lr of an optimizer whose updates are proportional to the gradient.
 
-    Entries of a gradient scale with 1/fan_out and, within a residual branch, with its factor.
+    Entries of a gradient scale with branch / (carried fan_out), see `_eps`. Dividing Adam's factor
+    by that gives the factor here.
     """
     del options
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
@@ -48,9 +51,10 @@ def _sgd(size: Growth, options: Options) -> float:
 def _lamb(size: Growth, options: Options) -> float:
     """Return the factor on lr of an optimizer whose updates have the norm of the weight times lr.
 
-    1/sqrt(fan_in) for a hidden matrix, 1 for the others: a matrix has the norm width_init
-    sqrt(fan_in fan_out), and may move by sqrt(fan_out / fan_in). A parameter that is not adapted
-    has Adam's factor.
+    The norm of a matrix grows with width_init sqrt(fan_in fan_out), and its update may grow with
+    sqrt(fan_out / fan_in); the factor is their quotient, 1 / (fan_in width_init). That is
+    1/sqrt(fan_in) for a hidden matrix, 1 for others. A parameter that is not adapted has Adam's
+    factor.
     """
     if options["adapted"]:
         return 1 / (size.fan_in * size.width_init)
@@ -58,9 +62,10 @@ def _lamb(size: Growth, options: Options) -> float:
 
 
 def _muon(size: Growth, options: Options) -> float:
-    """Return the factor on lr of Muon, for a spectral norm of sqrt(fan_out / fan_in).
+    """Return the factor on lr of Muon, whose updates get a spectral norm of sqrt(fan_out / fan_in).
 
-    Muon's own adjustment by shape (`adjust_lr_fn`) is divided out. A vector has Adam's factor.
+    torch's Muon scales the lr by shape itself (`adjust_lr_fn`), which is divided out. A vector,
+    which a companion steps, has Adam's factor.
     """
     if len(size.shape) < 2:
         return _adam(size, options)
@@ -73,7 +78,7 @@ def _muon(size: Growth, options: Options) -> float:
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
-    """Return the factor on lr of torch's Muon for a shape; `form`: `adjust_lr_fn`."""
+    """Return the factor by which torch's Muon scales lr for a shape; `form`: `adjust_lr_fn`."""
     rows, columns = shape[:2]
     if form == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -134,35 +139,39 @@ def transfer_groups(
     lr: float,
     notes: list[str] | None = None,
 ) -> list[ParamGroup]:
-    """Multiply lr, weight decay and eps of groups by the muP factors of their parameters.
+    """Return groups with lr, weight decay and eps times the muP factors of their parameters.
 
-    An `lr_scale` that a group has already, by layer or by rule, is multiplied.
+    A group whose parameters have different factors is divided. An `lr_scale` that it has already,
+    by layer or by rule, is multiplied with the factor.
 
     Args:
         groups: Groups from `build_param_groups`; not changed.
-        sizes: How each parameter grew, see `growth_of`; empty: copies of the groups are returned.
+        sizes: How each parameter grew, see `growth_of`; empty: the groups are only copied.
         config: Configuration of the run's optimizer.
-        parametrization: Configuration of the run; under `standard` copies are returned, too.
+        parametrization: Configuration of the run; under `standard` the groups are only copied.
         lr: Base learning rate.
-        notes: Gets one line for each kind of parameter, with its growth and its factors.
+        notes: A list to append to: one line for each kind of parameter, with its count, growth and
+            factors.
 
     Returns:
-        Groups, divided if their parameters have different factors; the text of `rule` has the
-        factors.
+        The groups; their `rule` describes the factors.
 
     Raises:
-        ConfigError: An optimizer whose schema names no rule, or an option that no rule can scale.
+        ConfigError: The schema of an optimizer names no rule; or an option cannot be scaled.
     """
     if not sizes or not isinstance(parametrization, MupConfig):
         return [dict(group) for group in groups]
     keeps_decay = parametrization.weight_decay is TransferDecay.independent
-    steppers = _rules_and_options(build_optimizer(config, groups, lr=lr), choice_of(config))
+    rules_and_options = _rules_and_options(
+        build_optimizer(config, groups, lr=lr), choice_of(config)
+    )
     scaled: list[ParamGroup] = []
     counts: dict[str, int] = {}
     for group in groups:
-        by_factors: dict[str, ParamGroup] = {}
+        # Parameters with one description have equal factors, and stay one group.
+        by_description: dict[str, ParamGroup] = {}
         for name, param in group["params"]:
-            rule, options = steppers[name]
+            rule, options = rules_and_options[name]
             size = sizes[name]
             if size.logits != 1 and options["adapted"] and name.endswith("bias"):
                 raise ConfigError(
@@ -172,17 +181,18 @@ def transfer_groups(
                     " model.config.tie_word_embeddings=false."
                 )
             factors = _factors(size, rule, options, keeps_decay=keeps_decay)
-            text = _in_words(size, rule, factors)
-            if text not in by_factors:
-                by_factors[text] = _scaled_group(group, options, factors)
-                reason = f"{group.get('rule', '')}; mup: {text}"
-                by_factors[text]["rule"] = reason.removeprefix("; ")
-            by_factors[text]["params"].append((name, param))
-            counts[text] = counts.get(text, 0) + 1
-        scaled += by_factors.values()
+            description = _describe_factors(size, rule, factors)
+            if description not in by_description:
+                scaled_group = _scaled_group(group, options, factors)
+                reason = f"{group.get('rule', '')}; mup: {description}"
+                scaled_group["rule"] = reason.removeprefix("; ")
+                by_description[description] = scaled_group
+            by_description[description]["params"].append((name, param))
+            counts[description] = counts.get(description, 0) + 1
+        scaled += by_description.values()
     if notes is not None:
-        for text, count in counts.items():
-            notes.append(f"parametrization={parametrization.name}: {count} x {text}")
+        for description, count in counts.items():
+            notes.append(f"parametrization={parametrization.name}: {count} x {description}")
     return scaled
 
 
@@ -190,35 +200,42 @@ class _Factors(NamedTuple):
     """Factors on options of a parameter's group."""
 
     lr: float
-    decay: float = 1.0
-    eps: float = 1.0
+    decay: float
+    eps: float
 
 
 def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) -> _Factors:
-    """Compute the factors of a parameter.
+    """Compute the factors on lr, weight decay and eps of a parameter.
+
+    The factor on eps is 1 unless the rule is "adam" or "lamb" and eps is a number.
 
     Args:
-        size: How it grew.
+        size: How the parameter grew.
         rule: Key of `RULES`.
         options: Options in force for it, see `_rules_and_options`.
-        keeps_decay: Whether a step is to take the same share of a weight as in the base.
+        keeps_decay: Whether a step decays a weight by the same share as in the base; else the
+            factor on decay is 1.
     """
     lr = RULES[rule](size, options)
-    factors = _Factors(lr)
+    decay = 1.0
     if keeps_decay and options.get("weight_decay"):
-        factors = factors._replace(decay=_decay(size, options, rule, lr))
+        decay = _decay(size, options, rule, lr)
+    eps = 1.0
     if rule in ("adam", "lamb") and isinstance(options.get("eps"), float):
-        factors = factors._replace(eps=_eps(size))
-    return factors
+        eps = _eps(size)
+    return _Factors(lr, decay, eps)
 
 
 def _scaled_group(group: Group, options: Options, factors: _Factors) -> ParamGroup:
     """Copy a group without its parameters, and multiply its options by factors.
 
+    `lr_scale` is set, unless the lr of the group is absolute: then `lr` is scaled. `weight_decay`
+    and `eps` are set only if their factor is not 1.
+
     Args:
-        group: The group. Its `lr` is scaled if it has one, `lr_scale` unless its lr is absolute.
-        options: Options in force for it, which it may lack.
-        factors: The factors; of decay and eps those that are not 1.
+        group: The group, which may leave options to the optimizer.
+        options: All options in force for it.
+        factors: The factors.
     """
     scaled: ParamGroup = {**group, "params": []}
     if "lr" in group:
@@ -235,7 +252,8 @@ def _scaled_group(group: Group, options: Options, factors: _Factors) -> ParamGro
 def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
     """Map each parameter name to the muP rule of its optimizer and the options of its group.
 
-    `adapted` is added to the options: whether LAMB's trust ratio scales the parameter's update.
+    The options get an entry `adapted`: whether a trust ratio scales the parameter's update. That
+    holds for all parameters of an optimizer with LAMB's rule that does not tell by itself.
 
     Args:
         optimizer: Built over the groups of the run.
@@ -244,7 +262,7 @@ def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str
     Raises:
         ConfigError: See `_rule_of` and `_refuse_options`.
     """
-    steppers: dict[str, tuple[str, Options]] = {}
+    by_name: dict[str, tuple[str, Options]] = {}
     for group in optimizer.param_groups:
         choice_of_group = str(group.get("optimizer", choice))
         member = getattr(optimizer, "members", {}).get(choice_of_group, optimizer)
@@ -254,15 +272,15 @@ def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str
             adapted = rule == "lamb"
             if hasattr(member, "adapted"):
                 adapted = bool(member.adapted(name, group))
-            steppers[name] = rule, {**group, "adapted": adapted}
-    return steppers
+            by_name[name] = rule, {**group, "adapted": adapted}
+    return by_name
 
 
 def _rule_of(choice: str) -> str:
-    """Return the muP rule in `transfer` of an optimizer's schema.
+    """Return the muP rule of an optimizer, a key of `RULES`, from `transfer` of its schema.
 
     Raises:
-        ConfigError: It names none, or one that is not in `RULES`.
+        ConfigError: The schema names no rule, or an unknown one.
     """
     rule = SCHEMAS[choice].transfer
     if rule is None:
@@ -274,73 +292,81 @@ def _rule_of(choice: str) -> str:
         )
     if rule not in RULES:
         raise ConfigError(
-            f"optimizer={choice}: transfer={rule!r}: no such rule. {did_you_mean(rule, RULES)}"
+            f"optimizer={choice}: transfer={rule!r} is no rule. {did_you_mean(rule, RULES)}"
         )
     return rule
 
 
 def _refuse_options(choice: str, rule: str, group: Options) -> None:
-    """Refuse options with a best value for one width only, and no rule to scale them.
+    """Refuse options whose best value depends on the width, and which no rule scales.
 
-    These are LAMB's bounds and its L1 and L2, and a coupled weight decay of Adam.
+    For the rule "lamb" these are its bounds and its `l1` and `l2`; for "adam" a coupled weight
+    decay.
 
     Raises:
         ConfigError: Naming the key and the value to give.
     """
-    bounds = {"max_param_norm": None, "min_trust": 0.0, "max_trust": None}
-    neutral = {**bounds, "l1": 0.0, "l2": 0.0} if rule == "lamb" else {}
-    for key, value in neutral.items():
+    no_effect: dict[str, float | None] = {}
+    if rule == "lamb":
+        no_effect = {"max_param_norm": None, "min_trust": 0.0, "max_trust": None}
+        no_effect |= {"l1": 0.0, "l2": 0.0}
+    for key, value in no_effect.items():
         if group.get(key, value) != value:
             text = "null" if value is None else str(value)
             raise ConfigError(
-                f"parametrization=mup: optimizer.{key}={group[key]} is a size that holds at one"
-                f" width alone. Give optimizer.{key}={text}."
+                f"parametrization=mup: the best optimizer.{key}={group[key]} depends on the width,"
+                f" and no rule scales it. Give optimizer.{key}={text}."
             )
     coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
     if rule == "adam" and group["weight_decay"] and coupled:
         raise ConfigError(
             f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient,"
-            " and no rule carries it to another width. Give optimizer.weight_decay=0, or take"
-            " adamw."
+            " and no rule scales it with the width. Give optimizer.weight_decay=0, or take"
+            " optimizer=adamw."
         )
 
 
-def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
-    """Return the factor on weight decay with which a step takes the same share of a weight.
+def _decay(size: Growth, options: Options, rule: str, lr_factor: float) -> float:
+    """Return the factor on weight decay by which a step decays the same share of a weight.
 
-    It is the inverse of `scale`, the factor on lr, to the power of lr in the decay.
+    Decay is proportional to a power of lr that depends on its mode, so the factor is the inverse of
+    `lr_factor` to that power. Within LAMB's trust ratio the decay also scales with the weights,
+    whose initial size `init` is divided out.
     """
     mode = options.get("weight_decay_mode", "decoupled")
     if rule == "lamb" and mode == "adapted":
-        # Within the trust ratio it counts by the size of the weight.
         if options["adapted"]:
-            return 1 / (scale * size.init)
-        return 1 / scale
-    return float(scale ** -_DECAYS_BY_LR.get(mode, 1))
+            return 1 / (lr_factor * size.init)
+        return 1 / lr_factor
+    return float(lr_factor ** -_DECAYS_BY_LR.get(mode, 1))
 
 
 def _eps(size: Growth) -> float:
-    """Return the factor on eps with which it keeps its size relative to the gradient.
+    """Return the factor on eps by which it keeps its size relative to the gradient.
 
-    Entries of a gradient scale with 1/fan_out and, within a residual branch, with its factor.
+    Entries of a gradient scale with 1/fan_out, and within a residual branch with its factor
+    `branch`. At the end of a branch that factor is `carried` by the weight, and divided out.
     """
     return size.branch / size.carried / size.fan_out
 
 
-def _in_words(size: Growth, rule: str, factors: _Factors) -> str:
-    """Describe how a parameter grew, its rule, and those of its factors that are not 1."""
-    grown = []
+def _describe_factors(size: Growth, rule: str, factors: _Factors) -> str:
+    """Describe how a parameter grew, its rule, and its factors.
+
+    Growths and factors of 1 are left out; "as in the base" if all factors are 1.
+    """
+    growths = []
     if size.fan_in != 1:
-        grown.append(f"in x{size.fan_in:g}")
+        growths.append(f"in x{size.fan_in:g}")
     if size.fan_out != 1:
-        grown.append(f"out x{size.fan_out:g}")
+        growths.append(f"out x{size.fan_out:g}")
     if size.branch != 1:
-        grown.append(f"depth x{1 / size.branch:g}")
+        growths.append(f"depth x{1 / size.branch:g}")
     if size.ends_branch:
-        grown.append("ends a branch")
+        growths.append("ends a branch")
     if size.logits != 1:
-        grown.append(f"carries logits x{size.logits:.4g}")
-    named = {"init": size.init, **factors._asdict()}
-    changed = [f"{key} x{value:.4g}" for key, value in named.items() if value != 1]
-    growth = f" ({', '.join(grown)})" if grown else ""
+        growths.append(f"carries logits x{size.logits:.4g}")
+    factor_by_name = {"init": size.init, **factors._asdict()}
+    changed = [f"{key} x{value:.4g}" for key, value in factor_by_name.items() if value != 1]
+    growth = f" ({', '.join(growths)})" if growths else ""
     return f"{size.kind}{growth}, {rule}: {', '.join(changed) or 'as in the base'}"

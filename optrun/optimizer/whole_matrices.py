@@ -28,26 +28,30 @@ def on_whole(
 ) -> list[Tensor]:
     """Apply a function of full matrices to sharded matrices, and return the shards of the results.
 
-    A matrix that is sharded over one mesh dimension is gathered on one rank, its owner, and the
-    result is scattered. One that is sharded over several is gathered on every rank. One that is not
-    sharded is computed where it is.
+    | a matrix is sharded over | is computed |
+    | --- | --- |
+    | no mesh dimension | by the rank itself |
+    | one mesh dimension | by one rank, its owner, which gathers it and scatters the result |
+    | several, or not as `torch.chunk` cuts it | by every rank, which gathers it |
+
+    A collective: all ranks call it with the same matrices in the same order.
 
     Args:
         function: The same on every rank; called on each rank for some of the matrices.
         pieces: This process's shards, of one device and dtype.
-        params: Tensors that are sharded as `pieces` are, the same on every rank: DTensors, or plain
-            tensors that are not sharded.
+        params: Parameters that are sharded as `pieces` are: DTensors, or plain tensors that are not
+            sharded.
 
     Example:
         >>> shards, like = [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)]
         >>> on_whole(lambda _, matrix: matrix / matrix.norm(), shards, like)
         [tensor([[0.6000, 0.8000]])]
     """
-    out = list(pieces)
-    by_mesh: dict[tuple[DeviceMesh, int], list[_ShardedMatrix]] = {}
+    results = list(pieces)
+    by_mesh_dim: dict[tuple[DeviceMesh, int], list[_ShardedMatrix]] = {}
     for index, (shard, param) in enumerate(zip(pieces, params, strict=True)):
         if not isinstance(param, DTensor) or not sharding_of(param).groups:
-            out[index] = function(index, shard)
+            results[index] = function(index, shard)
             continue
         mesh = param.device_mesh
         placements = param.placements
@@ -60,18 +64,18 @@ def on_whole(
         if len(sharded_dims) == 1 and type(placement) is Shard:
             axis = placement.dim % param.dim()
             matrix = _ShardedMatrix(index, shard, param.shape, axis)
-            by_mesh.setdefault((mesh, sharded_dims[0]), []).append(matrix)
+            by_mesh_dim.setdefault((mesh, sharded_dims[0]), []).append(matrix)
         else:
             full = DTensor.from_local(
                 shard, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
             ).full_tensor()
             result = distribute_tensor(function(index, full), mesh, placements, src_data_rank=None)
-            out[index] = result.to_local()
-    for (mesh, dim), matrices in by_mesh.items():
-        results = _map_on_owners(function, matrices, mesh, dim)
-        for matrix, result_shard in zip(matrices, results, strict=True):
-            out[matrix.index] = result_shard
-    return out
+            results[index] = result.to_local()
+    for (mesh, dim), matrices in by_mesh_dim.items():
+        shards = _apply_on_owners(function, matrices, mesh, dim)
+        for matrix, result_shard in zip(matrices, shards, strict=True):
+            results[matrix.index] = result_shard
+    return results
 
 
 @dataclass(eq=False)
@@ -88,7 +92,11 @@ class _ShardedMatrix:
     """The axis that is sharded."""
 
     def shapes(self, ranks: int) -> list[torch.Size]:
-        """Return the shape of each rank's shard; the last ones may be short or empty."""
+        """Return the shape of each rank's shard, as torch.chunk cuts a matrix.
+
+        The first shards have length / ranks entries of the axis, rounded up; the last ones may be
+        shorter or empty.
+        """
         length = self.shape[self.axis]
         longest = -(-length // ranks)
         shapes = []
@@ -99,13 +107,15 @@ class _ShardedMatrix:
         return shapes
 
 
-def _map_on_owners(
+def _apply_on_owners(
     function: Function, matrices: Sequence[_ShardedMatrix], mesh: DeviceMesh, dim: int
 ) -> list[Tensor]:
     """Gather each matrix on its owner, apply the function, and scatter the results.
 
-    Positions below are indices into `matrices`. `owned[rank]` are the matrices of a rank, and what
-    a rank sends is ordered by owner.
+    Two collectives, `all_to_all_single`. Each takes one flat tensor, with the values for rank 0
+    first, then for rank 1, ...; so shards are sent in `order`: the matrices of owner 0, of owner 1,
+    ... Below, `i` is an index into `matrices`, and `owned[rank]` lists those of the matrices that a
+    rank owns.
 
     Args:
         function: See `on_whole`.
@@ -123,40 +133,40 @@ def _map_on_owners(
     owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
     owned_here = owned[rank_here]
     order = list(chain.from_iterable(owned))
-    counts_here = [shapes[at][rank_here].numel() for at in order]
-    send_counts = [sum(shapes[at][rank_here].numel() for at in ats) for ats in owned]
-    receive_counts = [sum(shapes[at][rank].numel() for at in owned_here) for rank in range(ranks)]
+    numels_here = [shapes[i][rank_here].numel() for i in order]
+    send_numels = [sum(shapes[i][rank_here].numel() for i in of_owner) for of_owner in owned]
+    receive_numels = [sum(shapes[i][rank].numel() for i in owned_here) for rank in range(ranks)]
 
     # 1. Send the shards of this rank to the owners.
-    send = torch.cat([matrices[at].shard.reshape(-1) for at in order])
-    received = send.new_empty(sum(receive_counts))
-    dist.all_to_all_single(received, send, receive_counts, send_counts, group=group)
+    send = torch.cat([matrices[i].shard.reshape(-1) for i in order])
+    received = send.new_empty(sum(receive_numels))
+    dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
     shards_of_ranks = []
-    for rank, values in enumerate(received.split(receive_counts)):
-        shards_of_ranks.append(values.split([shapes[at][rank].numel() for at in owned_here]))
+    for rank, values in enumerate(received.split(receive_numels)):
+        shards_of_ranks.append(values.split([shapes[i][rank].numel() for i in owned_here]))
 
     # 2. Apply the function to the full matrices that this rank owns.
     results_for_ranks: list[list[Tensor]] = [[] for _ in range(ranks)]
-    for position, at in enumerate(owned_here):
-        axis = matrices[at].axis
-        shards = [shards_of_ranks[rank][position].view(shapes[at][rank]) for rank in range(ranks)]
-        result = function(matrices[at].index, torch.cat(shards, dim=axis))
-        lengths = [shape[axis] for shape in shapes[at]]
+    for position, i in enumerate(owned_here):
+        axis = matrices[i].axis
+        shards = [shards_of_ranks[rank][position].view(shapes[i][rank]) for rank in range(ranks)]
+        result = function(matrices[i].index, torch.cat(shards, dim=axis))
+        lengths = [shape[axis] for shape in shapes[i]]
         for rank, shard in enumerate(result.split(lengths, dim=axis)):
             results_for_ranks[rank].append(shard.reshape(-1))
 
-    # 3. Send the shards of the results back.
+    # 3. Send the shards of the results back; a rank without matrices sends nothing.
     send_back = torch.cat(list(chain.from_iterable(results_for_ranks))) if owned_here else received
-    returned = send_back.new_empty(sum(send_counts))
-    dist.all_to_all_single(returned, send_back, send_counts, receive_counts, group=group)
+    returned = send_back.new_empty(sum(send_numels))
+    dist.all_to_all_single(returned, send_back, send_numels, receive_numels, group=group)
     results: dict[int, Tensor] = {}
-    for at, values in zip(order, returned.split(counts_here), strict=True):
-        results[at] = values.view(shapes[at][rank_here])
-    return [results[at] for at in range(len(matrices))]
+    for i, values in zip(order, returned.split(numels_here), strict=True):
+        results[i] = values.view(shapes[i][rank_here])
+    return [results[i] for i in range(len(matrices))]
 
 
 def _assign_owners(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign matrices to ranks: the largest first, each to the rank with the fewest elements.
+    """Assign matrices to ranks: the largest first, each to the rank with the fewest elements yet.
 
     Returns:
         The indices of the matrices of each rank.
@@ -167,8 +177,9 @@ def _assign_owners(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """
     owned: list[list[int]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+    largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    for index in largest_first:
         rank = load.index(min(load))
-        owned[rank].append(at)
-        load[rank] += sizes[at]
+        owned[rank].append(index)
+        load[rank] += sizes[index]
     return owned

@@ -1,4 +1,4 @@
-"""Clips: change gradients in place, and say how long they were all together before."""
+"""Clip gradients in place, and return their total norm before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from optrun.optimizer.clip.gradients import Gradients, gradients_of, norms, scale_
 
 Rule = Callable[[Gradients, Tensor | None], None]
-"""Changes gradients; gets their norms, shape (n,), where those are still right."""
+"""(gradients, their norms, shape (n,)) -> None; changes the gradients in place.
+
+The norms are None if an earlier rule has changed the gradients."""
 
 
 class Clip:
@@ -48,21 +50,22 @@ class Clip:
 
     @torch.no_grad()
     def clip_params(self, params: Iterable[Tensor]) -> Tensor:
-        """Clip the gradients of some parameters, see `__call__`."""
+        """Clip the gradients of some parameters; return their total norm before, as `__call__`."""
         gradients = gradients_of(params)
         if gradients is None:
             return torch.zeros(())
         lengths = norms(gradients)
-        total: Tensor = torch.linalg.vector_norm(lengths)
+        total_norm: Tensor = torch.linalg.vector_norm(lengths)
+        # The first rule may use these norms; later rules find changed gradients.
         measured: Tensor | None = lengths
         for rule in self._rules:
             rule(gradients, measured)
             measured = None
-        return total
+        return total_norm
 
 
 def clip_by_value(min_value: float, max_value: float) -> Rule:
-    """Make a rule to clip g = min(max(g, min_value), max_value), elementwise.
+    """Make a rule that clips each element of a gradient to [min_value, max_value].
 
     The rule raises ValueError for a sparse gradient if the interval leaves out 0.
     """
@@ -70,10 +73,10 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
     def rule(gradients: Gradients, _: Tensor | None) -> None:
         if not min_value <= 0 <= max_value and gradients.sparse:
             raise ValueError(
-                f"clip=value to [{min_value}, {max_value}]: a sparse gradient cannot take it,"
-                " because its empty rows are 0 and would have to move. Widen the interval."
+                f"clip=value to [{min_value}, {max_value}]: a sparse gradient cannot be clipped to"
+                " an interval without 0, because its empty rows are 0. Widen the interval."
             )
-        for _positions, values in gradients.together:
+        for _positions, values in gradients.batches:
             torch._foreach_clamp_min_(values, min_value)
             torch._foreach_clamp_max_(values, max_value)
 
@@ -81,7 +84,7 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 
 
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule to scale g by min(1, max_norm / (norm of g + eps)), tensor by tensor."""
+    """Make a rule that scales each gradient g by min(1, max_norm / (norm of g + eps))."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
@@ -91,11 +94,11 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule to scale all g by min(1, max_norm / (norm of all g together + eps))."""
+    """Make a rule that scales all gradients by min(1, max_norm / (their total norm + eps))."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
-        total = torch.linalg.vector_norm(lengths)
-        scale_(gradients, [(max_norm / (total + eps)).clamp(max=1.0)])
+        total_norm = torch.linalg.vector_norm(lengths)
+        scale_(gradients, [(max_norm / (total_norm + eps)).clamp(max=1.0)])
 
     return rule

@@ -1,9 +1,7 @@
-"""Gradients as plain tensors.
+"""Norms of gradients over all processes, and scaling of gradients in place.
 
-What can be scaled in place, and norms that are global wherever the tensors lie.
-
-Source of the two traps avoided here: the norm of a DTensor reads as the norm of the local shard
-once it becomes a Python number, and one reduction per tensor makes many small collectives.
+DTensors are read as their local shards. The norm of a DTensor would become that of the local shard
+when it is converted to a Python number, and would take one collective per tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 ShardKey = tuple[object, tuple[int, ...]]
-"""Device mesh, and its dimensions over which a gradient is cut into pieces."""
+"""Device mesh, and its dimensions over which a gradient is sharded."""
 _KIND = operator.attrgetter("device", "dtype")
 _LAYOUT = operator.attrgetter("layout")
 _GRADIENT = operator.attrgetter("grad")
@@ -32,33 +30,36 @@ class Gradients:
     """What to measure and to scale in place: each gradient, its local shard, or the values of its
     sparse rows."""
     shards: dict[ShardKey, list[int]] = field(default_factory=dict)
-    """The positions of gradients that are cut into pieces."""
+    """Positions in `values` of sharded gradients."""
     sparse: bool = False
-    """Whether of some gradients only some rows have values; the others are 0."""
+    """Whether a gradient is sparse: only some of its rows have values, the others are 0."""
 
     def __post_init__(self) -> None:
         """Group the values by device and dtype, for one foreach call each."""
         kinds = list(map(_KIND, self.values))
         distinct = list(dict.fromkeys(kinds))
-        self.together: list[tuple[Sequence[int], list[Tensor]]]
-        """Positions, and the values there."""
-        self.together = [(range(len(kinds)), self.values)]
+        self.batches: list[tuple[Sequence[int], list[Tensor]]]
+        """(positions in `values`, the tensors there) for each device and dtype."""
+        self.batches = [(range(len(kinds)), self.values)]
         if len(distinct) > 1:
-            positions = [[at for at, kind in enumerate(kinds) if kind == one] for one in distinct]
-            self.together = [(some, [self.values[at] for at in some]) for some in positions]
+            self.batches = []
+            for one in distinct:
+                positions = [at for at, kind in enumerate(kinds) if kind == one]
+                self.batches.append((positions, [self.values[at] for at in positions]))
 
 
 def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
-    """Prepare the gradients of parameters to be measured; None if none has one.
+    """Collect the gradients of parameters, to measure and scale them; None if there are none.
 
-    A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose
-    pieces are partial sums is summed first.
+    A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor with
+    partial sums is summed over the processes. Both replace `grad` of the parameter.
     """
     params = list(params)
     grads = [grad for grad in map(_GRADIENT, params) if grad is not None]
     if not grads:
         return None
-    if set(map(type, grads)) == {Tensor} and set(map(_LAYOUT, grads)) == {torch.strided}:
+    are_plain = set(map(type, grads)) == {Tensor} and set(map(_LAYOUT, grads)) == {torch.strided}
+    if are_plain:
         return Gradients(grads)
     shards: dict[ShardKey, list[int]] = {}
     sparse = False
@@ -66,14 +67,14 @@ def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
     for at, param in enumerate(with_gradient):
         grad = grads[at]
         if isinstance(grad, DTensor):
-            grad = param.grad = _summed(grad)
-            cut = tuple(
+            grad = param.grad = _sum_partials(grad)
+            sharded_dims = tuple(
                 dim
                 for dim, placement in enumerate(grad.placements)
                 if not isinstance(placement, Replicate)
             )
-            if cut:
-                shards.setdefault((grad.device_mesh, cut), []).append(at)
+            if sharded_dims:
+                shards.setdefault((grad.device_mesh, sharded_dims), []).append(at)
             grads[at] = grad.to_local()
         elif grad.is_sparse:
             sparse = True
@@ -82,52 +83,54 @@ def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
     return Gradients(grads, shards, sparse)
 
 
-def _summed(grad: DTensor) -> DTensor:
-    """Sum the pieces of a gradient that are partial sums."""
+def _sum_partials(grad: DTensor) -> DTensor:
+    """Sum a gradient over mesh dimensions with partial sums; a gradient without any is returned."""
     if not any(isinstance(placement, Partial) for placement in grad.placements):
         return grad
-    summed = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
-    return grad.redistribute(placements=summed)
+    placements = [Replicate() if isinstance(p, Partial) else p for p in grad.placements]
+    return grad.redistribute(placements=placements)
 
 
 def norms(gradients: Gradients) -> Tensor:
-    """Compute the L2 norm of each gradient, over all of its pieces.
+    """Compute the L2 norm of each gradient, over all of its shards.
 
-    One pass of `torch._foreach_norm` per device and dtype, one all-reduce per mesh dimension that
-    cuts; gradients in half precision are measured in float32.
+    One call of `torch._foreach_norm` per device and dtype; one all-reduce per mesh and sharded
+    dimension of it, over squares in float64.
 
     Returns:
-        Shape (n,), float64 where a gradient is, else float32; on the device of the first gradient.
+        Shape (n,), on the device of the first gradient; float64 if any gradient is, else float32.
     """
-    home = gradients.values[0].device
-    wide = torch.float32
-    if any(values[0].dtype is torch.float64 for _, values in gradients.together):
-        wide = torch.float64
+    device = gradients.values[0].device
+    dtype = torch.float32
+    if any(values[0].dtype is torch.float64 for _, values in gradients.batches):
+        dtype = torch.float64
+    # 1. The norms of the local values, in the order of the gradients.
     by_position: dict[int, Tensor] = {}
-    for positions, values in gradients.together:
-        lengths = torch.stack(torch._foreach_norm(values, 2, dtype=wide))
-        lengths = lengths.to(home, non_blocking=True)
-        if len(gradients.together) > 1:
+    for positions, values in gradients.batches:
+        lengths = torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
+        lengths = lengths.to(device, non_blocking=True)
+        if len(gradients.batches) > 1:
             by_position.update(zip(positions, lengths.unbind(), strict=True))
     if by_position:
         lengths = torch.stack([by_position[at] for at in sorted(by_position)])
+    # 2. Sum the squares of sharded gradients over the processes.
     for (mesh, dims), positions in gradients.shards.items():
-        rows = torch.tensor(positions, device=home)
-        squares = lengths[rows].double().square()
+        indices = torch.tensor(positions, device=device)
+        squares = lengths[indices].double().square()
         for dim in dims:
             dist.all_reduce(squares, group=mesh.get_group(dim))  # type: ignore[attr-defined]
-        lengths = lengths.index_copy(0, rows, squares.sqrt().to(wide))
+        lengths = lengths.index_copy(0, indices, squares.sqrt().to(dtype))
     return lengths
 
 
 def scale_(gradients: Gradients, factors: Sequence[Tensor]) -> None:
-    """Multiply each gradient by its factor, in place.
+    """Multiply each gradient by its factor, in place; 16-bit gradients by a float32 factor.
 
     Args:
         gradients: To be scaled.
-        factors: One of shape () for each, or one for all of them.
+        factors: Tensors of shape (): one for each gradient, or one for all of them.
     """
-    for positions, values in gradients.together:
+    for positions, values in gradients.batches:
         device = values[0].device
         dtype = values[0].dtype
         if dtype in (torch.float16, torch.bfloat16):

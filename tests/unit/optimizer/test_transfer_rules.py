@@ -413,7 +413,7 @@ def test_dialects_are_carried_or_refused(name: str) -> None:
         options = dialect_options(name, dialect, weight_decay=0.0 if name == "adamax" else 0.1)
         if name == "lamb" and dialect in BOUNDED:
             with pytest.raises(
-                ConfigError, match=rf"optimizer.{BOUNDED[dialect]}=.* one width alone"
+                ConfigError, match=rf"optimizer.{BOUNDED[dialect]}=.* depends on the width"
             ):
                 check_transfer(name, lr=0.01, **options)
         else:
