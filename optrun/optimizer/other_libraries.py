@@ -32,20 +32,18 @@ def library_class(name: str) -> type[Optimizer]:
         name: Name of the class; case does not matter.
 
     Raises:
-        ConfigError: The library is not installed or has no such class; the class is torch's; or it
-            would not do here what its name says, and is not offered.
+        ConfigError: The library is not installed or has no class of this name; it is torch's own;
+            or it is not offered, because it would not work as its name says (`NOT_OFFERED`).
     """
     if importlib.util.find_spec(LIBRARY) is None:
         raise ConfigError(
             "optimizer=pytorch_optimizer needs the library of that name: pip install"
             ' "optrun[optimizers]".'
         )
-    members = vars(importlib.import_module(LIBRARY)).values()
-    classes = {
-        member.__name__.lower(): member
-        for member in members
-        if isinstance(member, type) and issubclass(member, Optimizer)
-    }
+    classes: dict[str, type[Optimizer]] = {}
+    for member in vars(importlib.import_module(LIBRARY)).values():
+        if isinstance(member, type) and issubclass(member, Optimizer):
+            classes[member.__name__.lower()] = member
     where = f"optimizer.class_name={name}"
     if name.lower() not in classes:
         refuse_few_bits("optimizer.class_name", name)
@@ -115,12 +113,12 @@ def build_foreign(
 ) -> Optimizer:
     """Build an optimizer that is no `NamedOptimizer`, and check a round trip of its state.
 
-    One with other weights for evaluation is switched to those it trains.
+    If it has methods `eval` and `train`, `train` is called.
 
     Args:
         cls: Its class, which takes parameters, `lr` and the options.
         param_groups: Group dicts with (name, parameter) pairs.
-        options: Other keywords; a `weight_decay` of 0 is left out if the class has none.
+        options: Other keywords; a `weight_decay` of 0 is left out if the class has no such keyword.
         lr: Base learning rate.
         key: See `build_checked`, as for `owner` and `hint`.
         owner: Name of the class in messages.
@@ -138,8 +136,9 @@ def build_foreign(
     for group in groups:
         if "optimizer" in group:
             raise ConfigError(
-                f"a parameter group asks for optimizer={group['optimizer']}, which goes with"
-                f" optrun's own optimizers and torch's, not with {key}."
+                f"a parameter group asks for optimizer={group['optimizer']}: only optrun's own"
+                f" optimizers and torch's can be combined, and {key} is neither. Remove it from the"
+                " rule, or choose another optimizer for the run."
             )
         refuse_unknown_keys(group, {*keywords, *_READ_BY_OPTRUN}, f"a group of {owner}")
 
@@ -154,7 +153,8 @@ def build_foreign(
     for group in groups:
         for option in group.keys() - {*optimizer.defaults, *_READ_BY_OPTRUN}:
             raise ConfigError(
-                f"{owner} takes {option} for all parameters alike: that of a rule would be ignored."
+                f"{owner} takes one {option} for all parameters, so that of a rule would be"
+                " ignored. Remove it from the rule."
             )
     return optimizer
 
@@ -167,9 +167,9 @@ def _named_keywords(cls: type[Optimizer]) -> set[str]:
 
 
 def _without_zero_decay(options: Options, keywords: Iterable[str]) -> dict[str, object]:
-    """Copy options without a `weight_decay` of 0 if the optimizer has no such keyword.
+    """Copy options; leave out a `weight_decay` of 0 if the optimizer has no such keyword.
 
-    Another `weight_decay` stays, and is refused later.
+    Another value stays, and is refused later.
     """
     if "weight_decay" in keywords or options.get("weight_decay") != 0:
         return dict(options)

@@ -53,7 +53,9 @@ class SmallCopy:
             self.params |= zip(group["param_names"], group["params"], strict=True)
 
     def steps(self, first: int, last: int) -> None:
-        """Take the steps from `first` to before `last`.
+        """Take the steps with the numbers `first` to `last - 1`.
+
+        Each gradient is the weights plus noise, drawn from the number of the step.
 
         Raises:
             ConfigError: The optimizer changed the lr of a group.
@@ -72,14 +74,14 @@ class SmallCopy:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Map names to weights and state tensors, references and not copies."""
+        """Return weights and state tensors by name; references, not copies."""
         return {**self.params, **named_state(self.optimizer)[0]}
 
 
 def build_checked(
     build: Build, groups: Sequence[Group], *, key: str, owner: str, hint: str
 ) -> Optimizer:
-    """Build an optimizer, and check a round trip of its state through a checkpoint.
+    """Build an optimizer, and check on a small copy that its state survives a checkpoint.
 
     Args:
         build: Builds the optimizer over groups of (name, parameter) pairs.
@@ -89,13 +91,13 @@ def build_checked(
         hint: Last sentence of a message: what to do.
 
     Raises:
-        ConfigError: It fails in any way, sets lr itself, or differs after its state was saved and
-            loaded.
+        ConfigError: Building or stepping it raises any error, it sets lr itself, or it differs
+            after its state was saved and loaded.
     """
     try:
         optimizer = build([dict(group) for group in groups])
         check_round_trip(build, groups)
-    except Exception as error:  # whatever other people's code raises, it does so before training
+    except Exception as error:  # code of others may raise anything
         message = f"{key}: {owner} cannot be used here: {_reason(error)}. {hint}"
         raise ConfigError(message) from error
     return optimizer
@@ -104,8 +106,8 @@ def build_checked(
 def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
     """Save the state of a small copy after 11 steps, load it into a second one, and compare.
 
-    Both are stepped to step 24 and have to be equal bit by bit. The states of the global random
-    generators are restored.
+    Both take 13 more steps, from the same random states, and have to be equal bit by bit. Global
+    random generators are restored.
 
     Raises:
         ConfigError: Weights, state or counters differ; the message names the first tensor.
@@ -122,35 +124,36 @@ def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
         difference = _first_difference(first, second)
     if difference is not None:
         raise ConfigError(
-            f"it does not come back from a checkpoint as it was: {difference} differs after a"
-            " resume"
+            f"its state does not survive a checkpoint: {difference} differs after a resume"
         )
 
 
 def one_group_per_kind(groups: Sequence[Group]) -> list[Group]:
     """Select one group of each kind, and in it one parameter of each number of dimensions.
 
-    Groups are of one kind if they have the same keys, the same numbers of dimensions and the same
-    `optimizer`, and if weights decay in both or in neither.
+    Groups of a kind have the same keys, the same `optimizer`, a weight decay in all or none of
+    them, and parameters of the same numbers of dimensions. The first of a kind is selected.
     """
-    kinds: dict[object, Group] = {}
+    selected: dict[object, Group] = {}
     for group in groups:
-        pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
+        pair_by_dims: dict[int, tuple[str, Tensor]] = {}
+        for name, param in reversed(list(group["params"])):
+            pair_by_dims[param.dim()] = (name, param)
         kind = (
             frozenset(group),
             bool(group.get("weight_decay")),
-            frozenset(pairs),
+            frozenset(pair_by_dims),
             group.get("optimizer"),
         )
-        kinds.setdefault(kind, {**group, "params": list(pairs.values())})
-    return list(kinds.values())
+        selected.setdefault(kind, {**group, "params": list(pair_by_dims.values())})
+    return list(selected.values())
 
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Restore the states of random generators after a block; its warnings are not shown.
+    """Run a block with gradients and without warnings, then restore the random generators.
 
-    Gradients are enabled in it. Generators of GPUs are not restored.
+    Those are of torch on the CPU, of Python and of NumPy; generators of GPUs are not restored.
     """
     restore = _remember_random_states()
     try:
@@ -165,24 +168,29 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors are equal bit by bit, in dtype and in shape; NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    pair = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(*pair)
+    one_bytes, other_bytes = (
+        tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)
+    )
+    return torch.equal(one_bytes, other_bytes)
 
 
 def _small_group(group: Group, index: int) -> ParamGroup:
-    """Copy a group, with a small random parameter on the CPU for each of its parameters."""
+    """Copy a group, with a small random parameter on the CPU in place of each parameter.
+
+    Side `dim` is cut to 12 - dim, so that sides differ and a transposed state is noticed. Names get
+    the index of the group in front.
+    """
     pairs = []
     for name, param in group["params"]:
-        # Sides differ, so that a transposed state is noticed.
         shape = [min(side, _LONGEST_SIDE - dim) for dim, side in enumerate(param.shape)]
         pairs.append((f"{index}.{name}", Parameter(0.02 * torch.randn(shape, dtype=param.dtype))))
     return {**group, "params": pairs}
 
 
 def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCopy:
-    """Build a second copy with the weights and the state of the first, as a checkpoint does.
+    """Build a second copy with the weights and the state of the first, as a resumed run does.
 
-    The state goes through JSON, and the states of the random generators are restored.
+    What is no tensor goes through JSON. Random generators are restored.
     """
     restore = _remember_random_states()
     with evaluation_weights(first.optimizer):
@@ -219,13 +227,16 @@ def _remember_random_states() -> Callable[[], None]:
 
 
 def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
-    """Name the first tensor that differs, else "what it counts"; None if all is equal."""
-    of_first = first.tensors()
-    of_second = second.tensors()
-    for name in sorted(of_first.keys() | of_second.keys()):
-        if name not in of_first or name not in of_second:
+    """Name the first tensor that differs, else "what it counts"; None if all is equal.
+
+    The latter stands for any other state, such as counters.
+    """
+    first_tensors = first.tensors()
+    second_tensors = second.tensors()
+    for name in sorted(first_tensors.keys() | second_tensors.keys()):
+        if name not in first_tensors or name not in second_tensors:
             return name
-        if not same_bits(of_first[name], of_second[name]):
+        if not same_bits(first_tensors[name], second_tensors[name]):
             return name
     counters_agree = named_state(first.optimizer)[1] == named_state(second.optimizer)[1]
     if counters_agree:

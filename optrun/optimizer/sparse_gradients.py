@@ -10,15 +10,14 @@ from optrun.base.errors import ConfigError
 def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str = "cpu") -> None:
     """Refuse a model with sparse gradients if its ranks cannot reduce them.
 
-    To be called before it is sharded.
-
-    On the CPU `DistributedDataParallel` reduces them by gloo: each rank gets the rows that any rank
-    touched. FSDP2 cuts gradients as dense tensors, and NCCL has no sparse reduction.
+    Only `ddp` on a CPU can, by gloo: each rank gets all rows that a rank has used. FSDP2 shards
+    gradients as dense tensors, and NCCL has no sparse reduction. Call this before the model is
+    sharded.
 
     Args:
-        model: Its trainable embeddings are looked at.
+        model: Its embeddings with `sparse=True` that train are found.
         distributed: The choice, `none`, `ddp` or `fsdp`.
-        device_type: Of the parameters.
+        device_type: Type of the parameters' device.
 
     Raises:
         ConfigError: Naming the parameter and what to set.

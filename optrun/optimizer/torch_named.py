@@ -60,11 +60,13 @@ def fusable(params: list[object]) -> bool:
 def _is_dense(param: Tensor) -> bool:
     """Tell whether a parameter fills its memory without gaps or overlaps; True for DTensors.
 
-    False for a lazily negated one.
+    False for a lazily negated one. `empty_like` keeps the strides of such tensors only.
     """
+    if param.is_neg():
+        return False
     if isinstance(param, DTensor) or param.is_contiguous():
-        return not param.is_neg()
-    return not param.is_neg() and torch.empty_like(param, device="meta").stride() == param.stride()
+        return True
+    return torch.empty_like(param, device="meta").stride() == param.stride()
 
 
 class _OneLayout(Optimizer):
@@ -77,9 +79,10 @@ class _OneLayout(Optimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        """Collect tensors as torch does, then copy any with other strides than the parameter.
+        """Fill the lists as torch does, then replace tensors with other strides than the parameter.
 
-        Only for fused groups. `grads` gets the copy; a state tensor gets its data.
+        Only for fused groups. A gradient is replaced in `grads` by a copy, so `param.grad` stays; a
+        state tensor gets the data of a copy.
 
         Raises:
             RuntimeError: A parameter has gaps in its memory.
@@ -99,21 +102,18 @@ class _OneLayout(Optimizer):
                     f" {param.stride()} does not fill its memory, and torch's fused kernel would"
                     " write between its entries. Give fused=False."
                 )
-            grads[i] = _laid_out(grads[i], param)
-            for tensors in state:
-                if (
-                    i < len(tensors)
-                    and isinstance(tensors[i], Tensor)
-                    and tensors[i].shape == param.shape
-                ):
-                    tensors[i].data = _laid_out(tensors[i], param)
+            grads[i] = _with_strides_of(param, grads[i])
+            for tensors in state:  # one list for each kind of state, empty if it is not used
+                entry = tensors[i] if i < len(tensors) else None
+                if isinstance(entry, Tensor) and entry.shape == param.shape:
+                    entry.data = _with_strides_of(param, entry)
         return returned
 
 
 def _all_flat(tensors: list[Any]) -> bool:
-    """Tell whether all tensors are contiguous, no subclass, and not lazily negated or zero.
+    """Tell whether all tensors are plain and contiguous, and not lazily negated or zero.
 
-    By `map` over C functions, since this runs at every step.
+    Runs at every step, hence `map` over C functions.
     """
     return (
         set(map(type, tensors)) <= {Tensor, Parameter}
@@ -123,8 +123,8 @@ def _all_flat(tensors: list[Any]) -> bool:
     )
 
 
-def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
-    """Return a tensor with the strides of a parameter: itself or a copy; a sparse one itself."""
+def _with_strides_of(param: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor in the strides of a parameter: itself or a copy; a sparse one itself."""
     if tensor.is_sparse or (tensor.stride() == param.stride() and stores_its_values(tensor)):
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
@@ -152,23 +152,24 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        """Collect the tensors of neighbouring fused groups with equal options as one group.
+        """Fill the lists for neighbouring fused groups with equal options as for one group.
 
-        torch steps group by group, and each call of a kernel has a cost. The first of such groups
-        gets the parameters of all, the others get none.
+        torch calls this for each group, and then steps what is in the lists; each call of a kernel
+        has a cost. The first of such groups gets the parameters of all, the others get none.
         """
         if group is self.param_groups[0]:
-            runs = [list(run) for _, run in groupby(self.param_groups, self._options_of)]
-            self._runs = {id(run[0]): run for run in runs}
-        run = self._runs.pop(id(group), None)
-        if run is None:  # stepped with the group before
+            self._joined_groups: dict[int, list[ParamGroup]] = {}
+            for _, neighbours in groupby(self.param_groups, self._options_of):
+                joined = list(neighbours)
+                self._joined_groups[id(joined[0])] = joined
+        joined = self._joined_groups.pop(id(group), [])
+        if not joined:  # its parameters were in the lists of an earlier group
             return False
-        params_of_run = chain.from_iterable(of_run["params"] for of_run in run)
-        joined = {**group, "params": params_of_run}
-        return super()._init_group(joined, params, grads, *state)
+        joined_params = chain.from_iterable(member["params"] for member in joined)
+        return super()._init_group({**group, "params": joined_params}, params, grads, *state)
 
     def _options_of(self, group: ParamGroup) -> list[object]:
-        """List the options that torch's update reads; unique for a group that is not fused."""
+        """List the options that torch's update reads; they differ for groups that are not fused."""
         return [group["fused"] or id(group), *map(group.get, self.defaults)]
 
     def skips_on_device(self) -> bool:
@@ -257,10 +258,11 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
 
 
 def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Replace the weight decay of each group for a step, by its `weight_decay_mode`.
+    """Set the weight decay of each group for one step, by its `weight_decay_mode`.
 
-    torch multiplies the decay with lr, so it is set to decay * decay_scale / lr; 0 if lr is 0. The
-    option stays in the group under `given_weight_decay`. Nothing changes for "decoupled".
+    torch multiplies the weight decay with lr, so it is set to weight_decay * decay_scale / lr, or 0
+    if lr is 0. The value of the option is kept under `given_weight_decay`, for `_restore_decay`.
+    Nothing changes under "decoupled".
     """
     for group in optimizer.param_groups:
         decay = group["weight_decay"]
@@ -478,7 +480,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         assert grad is not None
         if torch.is_complex(param) or grad.is_sparse:
             kind = "sparse gradients" if grad.is_sparse else "complex parameters"
-            raise RuntimeError(f"Muon does not support {kind}")
+            raise RuntimeError(f"Muon does not support {kind}.")
         grad = place_like(grad, param)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)

@@ -335,7 +335,7 @@ def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.Monkey
     why_unavailable = availability.why_unavailable.__wrapped__
     monkeypatch.setattr(choice, "why_unavailable", why_unavailable)
     use("triton")
-    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cuda, there is no CUDA"):
+    with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cuda: there is no CUDA"):
         kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert "TRITON_INTERPRET is set" in why_unavailable("cuda")
