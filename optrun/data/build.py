@@ -16,7 +16,7 @@ from optrun.data.source import Source, Split, cut
 def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     """Read the rows, and hold back evaluation rows if the source has none.
 
-    The reader is the function registered for the choice: `reader(config, *, documents) -> Source`.
+    A source with evaluation rows keeps them. `data.eval_fraction=0` holds back none.
 
     Args:
         config: The data choice.
@@ -24,27 +24,14 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         documents: The task joins rows: a text file is one row, not a row for each of its lines.
 
     Raises:
-        ConfigError: No such file or dataset, an empty one, a format that cannot be read; the reader
-            of a plugin returns something else.
+        ConfigError: A file or dataset is missing or empty, or its format cannot be read; the reader
+            of a plugin returns no `Source`; an evaluation set has no rows.
     """
     if isinstance(config, MixtureConfig):
-        return _mixed(config, seed=seed, documents=documents)
-    row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
-    read: Callable[..., object] = row.load()
-    source = read(config, documents=documents)
-    if not isinstance(source, Source) or not len(source.train.rows):
-        got = "no training rows"
-        if not isinstance(source, Source):
-            got = f"{type(source).__name__}, no data.source.Source"
-        raise ConfigError(
-            f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}."
-        )
+        return _load_mixture(config, seed=seed, documents=documents)
+    source = _call_reader(config, documents=documents)
     if source.eval_sets:
-        if list(source.eval_sets) != [""]:
-            eval_set_names(source.eval_sets)
-        for split in source.eval_sets.values():
-            if not len(split.rows) and config.eval_fraction:
-                raise ConfigError(f"data={config.name}: {split.key} has no rows to evaluate on.")
+        _check_eval_sets(config, source)
         return source
     train = source.train
     if config.eval_fraction == 0:
@@ -60,30 +47,65 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     return source
 
 
-def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
-    """Read each source of a mixture as it would be read alone.
+def _call_reader(config: DataConfig, *, documents: bool) -> Source:
+    """Read the rows with the function registered for the choice.
 
     Raises:
-        ConfigError: With the source, whatever is wrong with it.
+        ConfigError: The reader returns no `Source`, or one without training rows.
     """
-    parts: dict[str, Source] = {}
-    for name, part_config in config.parts().items():
+    row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
+    read: Callable[..., object] = row.load()
+    source = read(config, documents=documents)
+    if not isinstance(source, Source) or not len(source.train.rows):
+        got = "no training rows"
+        if not isinstance(source, Source):
+            got = f"{type(source).__name__}, no data.source.Source"
+        raise ConfigError(
+            f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}."
+        )
+    return source
+
+
+def _check_eval_sets(config: DataConfig, source: Source) -> None:
+    """Check the names and the rows of the evaluation sets that a reader returned.
+
+    A single set may be unnamed. Sets may be empty if `data.eval_fraction=0`.
+
+    Raises:
+        ConfigError: A name that cannot be used in metrics, or a set without rows.
+    """
+    if list(source.eval_sets) != [""]:
+        eval_set_names(source.eval_sets)
+    for split in source.eval_sets.values():
+        if not len(split.rows) and config.eval_fraction:
+            raise ConfigError(f"data={config.name}: {split.key} has no rows to evaluate on.")
+
+
+def _load_mixture(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
+    """Read each source of a mixture as it would be read alone.
+
+    Keys of splits become `data.mixture.NAME.KEY`, and notes begin with the name of their source.
+
+    Raises:
+        ConfigError: A source cannot be read; the message names it.
+    """
+    sources: dict[str, Source] = {}
+    for name, source_config in config.parts().items():
         with name_source_in_errors(name):
-            parts[name] = load_source(part_config, seed=seed, documents=documents)
-        for split in parts[name].splits:
+            sources[name] = load_source(source_config, seed=seed, documents=documents)
+        for split in sources[name].splits:
             split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
-    first = next(iter(parts.values()))
+    first = next(iter(sources.values()))
     notes = []
-    for name, part in parts.items():
-        notes += [f"{name}: {note}" for note in part.notes]
-    cut_from_train = any(part.cut_from_train for part in parts.values())
+    for name, source in sources.items():
+        notes += [f"{name}: {note}" for note in source.notes]
     return MixedSource(
         first.train,
         first.eval_sets,
         first.columns,
-        cut_from_train=cut_from_train,
+        cut_from_train=any(source.cut_from_train for source in sources.values()),
         notes=notes,
-        sources=parts,
+        sources=sources,
     )
 
 

@@ -2,8 +2,8 @@
 
 `cached` keeps whole folders under a digest of their input. `seal.json` in the folder holds the
 checksums of its files and their state: size, times, place on the disk. If the state differs, the
-files are read and compared; an entry that another program changed is discarded and made anew, and a
-note says so. `cached_result` keeps small results under such a digest, or as long as the file that
+files are read and compared; an entry that another program changed is discarded and made again, and
+a note says so. `cached_result` keeps small results under such a digest, or as long as the file that
 they come from is unchanged. optrun cannot detect a disk that silently returns wrong bytes.
 """
 
@@ -38,15 +38,15 @@ _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
 _SEAL = "seal.json"
 YOUNG_SECONDS = 2.0
-"""A file that was changed so short a time ago may change again within the tick of its file
-system's clock.
+"""A file that changed less than this ago may change again without a new modification time, since
+the clock of its file system has ticks.
 """
-_LOOK_SECONDS = 0.1
+_LOCK_RETRY_SECONDS = 0.1
 """Time between two attempts to take a lock."""
-_SIGN_SECONDS = 1.0
+_SIZE_CHECK_SECONDS = 1.0
 """Time between two looks at the size of a new entry."""
-_TOLD_SECONDS = 5.0
-"""Time after which the user is told which process holds a lock."""
+_WAIT_NOTICE_SECONDS = 5.0
+"""Time after which a line tells the user which process holds a lock."""
 _discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -63,7 +63,7 @@ def digest(*pieces: str | bytes) -> str:
 
 
 def digest_if_known(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces; None: one of them is None, so that the input is unknown."""
+    """Compute the digest of pieces; None if one of them is None, which means an unknown input."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) < len(pieces):
         return None
@@ -71,11 +71,16 @@ def digest_if_known(*pieces: str | bytes | None) -> str | None:
 
 
 def digest_of(pieces: Iterable[str | bytes]) -> str:
-    """Compute the digest of many pieces, one in memory at a time."""
+    """Compute the digest of many pieces, one in memory at a time.
+
+    The size of each piece is hashed before it, so that other borders have another digest.
+    """
     total = hashlib.sha256()
     for piece in pieces:
         send_heartbeat()
-        raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
+        raw = piece
+        if isinstance(raw, str):
+            raw = raw.encode("utf-8", "surrogatepass")
         total.update(len(raw).to_bytes(8, "big"))
         total.update(raw)
     return total.hexdigest()
@@ -98,7 +103,7 @@ def chunks_of_file(path: Path) -> Iterator[bytes]:
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """Compute a hexadecimal sha256 over the content of files, in order, with their borders."""
+    """Compute a hexadecimal sha256 over the content and size of each file, in order."""
     total = hashlib.sha256()
     for path in paths:
         size = 0
@@ -110,7 +115,7 @@ def digest_files(paths: Iterable[Path]) -> str:
 
 
 def checksum(chunks: Iterable[bytes]) -> str:
-    """Compute the size of some bytes and their xxh3-128, in one text."""
+    """Write the size of some bytes and their xxh3-128 as `SIZE HASH`."""
     total = xxhash.xxh3_128()
     size = 0
     for chunk in chunks:
@@ -126,21 +131,20 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         kind: Subfolder of the cache, such as "tokens".
         key: Digest of everything the content depends on, with the `versions` of packages that make
             it.
-        make: Fills the folder whose path it is given. The folder is flushed and gets its name when
-            `make` has returned, so that a killed process leaves nothing that a later one trusts.
-            Other processes that need the entry wait and use the same files, on all machines that
-            share the cache. A damaged entry is discarded and made anew; `pop_discard_messages`
-            says so.
+        make: Fills the folder whose path it is given. The folder is flushed and renamed when `make`
+            has returned, so that a killed process leaves nothing that a later one trusts. Other
+            processes that need the entry wait and use the same files, on all machines that share
+            the cache. A damaged entry is discarded and made again; `pop_discard_messages` says so.
 
     Returns:
-        The folder. Where the cache cannot be written, a temporary one that lives as long as the
+        The folder. If the cache cannot be written, a temporary one that lives as long as the
         process.
 
     Raises:
         StorageError: The disk refused while `make` wrote.
     """
     folder = cache_dir() / kind / key
-    with contextlib.suppress(OSError):  # a cache that cannot be read: told, or gone around, below
+    with contextlib.suppress(OSError):  # `_read_or_make` handles a cache that cannot be read
         if folder.is_dir() and _describe_damage(folder, key) is None:
             return folder
     with _locked(folder):
@@ -149,16 +153,17 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of an entry inside this context; the kernel frees it if the process dies.
+    """Hold the file lock of an entry inside this context; the kernel frees it if the process dies.
 
-    On disks without locks two processes make the same entry, and the first rename counts.
+    On disks without locks, or that cannot be written, the context runs without one: two processes
+    may then make the same entry, and the first rename counts. Heartbeats are sent all the while.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # no locks on this disk, or nothing can be written
             folder.parent.mkdir(parents=True, exist_ok=True)
             path = folder.parent / f".making-{folder.name[:16]}.lock"
             lock = stack.enter_context(path.open("a+")).fileno()
-            _wait_for(lock, folder)
+            _take_lock(lock, folder)
             os.ftruncate(lock, 0)
             os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
             stack.callback(path.unlink, missing_ok=True)
@@ -166,14 +171,18 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _wait_for(lock: int, folder: Path) -> None:
-    """Take a lock; after five seconds of waiting tell the user who holds it.
+def _take_lock(lock: int, folder: Path) -> None:
+    """Wait for a file lock and take it; after five seconds tell the user once who holds it.
+
+    Args:
+        lock: Descriptor of the lock file, which holds the name of the process that has the lock.
+        folder: The entry that is locked; its kind is named to the user.
 
     Raises:
         OSError: There are no locks on this disk.
     """
     start_time = time.monotonic()
-    is_told = False
+    has_told_user = False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,47 +190,46 @@ def _wait_for(lock: int, folder: Path) -> None:
             send_heartbeat()
         else:
             return
-        if time.monotonic() - start_time > _TOLD_SECONDS and not is_told:
-            is_told = True
+        if time.monotonic() - start_time > _WAIT_NOTICE_SECONDS and not has_told_user:
+            has_told_user = True
             holder = os.pread(lock, 200, 0).decode("utf-8", "replace") or "another process"
-            tell_user(
-                f"waiting for {holder}, which makes what is needed here, too: {folder.parent.name}"
-            )
-        time.sleep(_LOOK_SECONDS)
+            tell_user(f"waiting for {holder}, which prepares the same data: {folder.parent.name}")
+        time.sleep(_LOCK_RETRY_SECONDS)
 
 
 @contextlib.contextmanager
 def _beat_while_files_grow(folder: Path) -> Iterator[None]:
-    """Report progress by `send_heartbeat` each second in which the files of a new entry grow.
+    """Send a heartbeat each second in which the size of a new entry changes.
 
-    For libraries that write for minutes without calling back; a thread looks at the sizes.
+    A thread looks at the sizes of its files, since some libraries write for minutes without calling
+    back.
     """
-    over = threading.Event()
+    is_over = threading.Event()
 
-    def watch() -> None:
-        written = 0
-        while not over.wait(_SIGN_SECONDS):
-            before = written
-            written = 0
+    def watch_sizes() -> None:
+        size = 0
+        while not is_over.wait(_SIZE_CHECK_SECONDS):
+            size_before = size
+            size = 0
             with contextlib.suppress(OSError):  # files come and go
-                parts = folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
-                written = sum(path.stat().st_size for path in parts)
-            if written != before:
+                paths = folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
+                size = sum(path.stat().st_size for path in paths)
+            if size != size_before:
                 send_heartbeat()
 
-    thread = threading.Thread(target=watch, name="optrun-cache", daemon=True)
+    thread = threading.Thread(target=watch_sizes, name="optrun-cache", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        is_over.set()
         thread.join()
 
 
 def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
-    """Return the entry of the cache, made if it does not exist or is damaged.
+    """Return an undamaged entry of the cache, else make it; the caller holds its lock.
 
-    Where the cache cannot be written, a temporary folder that the process deletes at its end.
+    If the cache cannot be written, return a temporary folder that the process deletes at its end.
 
     Raises:
         StorageError: The disk refused while `make` wrote.
@@ -234,110 +242,116 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
             _discard(folder, damage)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _delete_leftovers(folder.parent)
-        aside = Path(tempfile.mkdtemp(prefix=f".making-{folder.name[:16]}-", dir=folder.parent))
+        unnamed = Path(tempfile.mkdtemp(prefix=f".making-{folder.name[:16]}-", dir=folder.parent))
     except OSError:
-        aside = _make_temporary_folder()
-    lasting = aside.parent == folder.parent
+        unnamed = Path(tempfile.mkdtemp(prefix="optrun-"))
+        atexit.register(shutil.rmtree, unnamed, ignore_errors=True)
+    is_in_cache = unnamed.parent == folder.parent
     try:
-        make(aside)
-        if not lasting:
-            return aside
-        _publish(aside, folder, key)
+        make(unnamed)
+        if not is_in_cache:
+            return unnamed
+        _publish(unnamed, folder, key)
     except OSError as error:
         if error.errno not in _DISK_REFUSED:
             raise
         raise StorageError(
-            f"{aside.parent}: the cache cannot be written: {error.strerror}. Make room, or set"
+            f"{unnamed.parent}: the cache cannot be written: {error.strerror}. Make room, or set"
             " OPTRUN_CACHE to another folder."
         ) from error
     finally:
-        if lasting:
-            shutil.rmtree(aside, ignore_errors=True)
+        if is_in_cache:
+            shutil.rmtree(unnamed, ignore_errors=True)
     return folder
 
 
-def _publish(aside: Path, folder: Path, key: str) -> None:
-    """Seal a new entry, flush it, and give it its name.
+def _publish(unnamed: Path, folder: Path, key: str) -> None:
+    """Write the checksums of a new entry, flush its files, and rename it to `folder`.
+
+    If another process was first, its entry stays.
 
     Raises:
         OSError: The disk refused.
     """
-    sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(aside.iterdir())}
-    (aside / _SEAL).write_text(_seal_of(aside, key, sums), encoding="utf-8")
-    for path in aside.iterdir():
+    sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(unnamed.iterdir())}
+    (unnamed / _SEAL).write_text(_seal_of(unnamed, key, sums), encoding="utf-8")
+    for path in unnamed.iterdir():
         with open_file(path) as file:
             os.fsync(file.fileno())
     try:
-        aside.rename(folder)
+        unnamed.rename(folder)
     except OSError:
-        if not folder.is_dir():  # not because another process was first
+        if not folder.is_dir():  # then the disk refused
             raise
 
 
-def cached_result(key: str | None, find: Callable[[], Result], of: Path | None = None) -> Result:
+def cached_result(
+    key: str | None, compute: Callable[[], Result], file: Path | None = None
+) -> Result:
     """Compute a small result once, and read it from the cache from then on.
 
     Args:
         key: Digest of everything the result depends on, with the `versions` of packages that
-            decide it. With `of`: a name of the result. None: it is always computed.
-        find: Computes the result, which must survive JSON. If it raises, nothing is kept.
-        of: The file that `find` reads. The result is used as long as path, device, inode, size and
-            both times of the file are the same, and is not kept for a file that changed in the
+            decide it. With `file`: a name of the result. None: it is always computed.
+        compute: Computes the result, which must survive JSON. If it raises, nothing is kept.
+        file: The file that `compute` reads. The result is used as long as path, device, inode, size
+            and both times of the file are the same, and is not kept for a file that changed in the
             last two seconds.
 
     Raises:
-        OSError: There is no such file.
+        OSError: The file does not exist.
     """
     if key is None:
-        return find()
+        return compute()
     name = key
     state: list[int] = []
-    expected: dict[str, object] = {"key": key}
-    if of is not None:
-        of = of.resolve()
-        name = digest(str(of), key)
-        state = file_state(of)
-        expected = {"file": str(of), "state": state}
+    origin: dict[str, object] = {"key": key}
+    if file is not None:
+        file = file.resolve()
+        name = digest(str(file), key)
+        state = file_state(file)
+        origin = {"file": str(file), "state": state}
     cache_file = cache_dir() / "known" / f"{name[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content: dict[str, Result] = read_json(cache_file)
-        if content == content | expected:
+        if all(content[field] == value for field, value in origin.items()):
             return content["found"]
     start_time = time.time()
-    result = find()
-    is_settled = True
-    if of is not None:
-        *_, modified_ns, changed_ns = state
-        age_seconds = start_time - max(modified_ns, changed_ns) / 1e9
-        is_settled = file_state(of) == state and age_seconds > YOUNG_SECONDS
-    if is_settled:
-        # A cache that cannot be written costs time, and nothing else.
-        with contextlib.suppress(OSError):
-            write_whole(cache_file, json.dumps({**expected, "found": result}) + "\n")
+    result = compute()
+    if file is not None:
+        last_change = max(state[-2:]) / 1e9
+        was_young = start_time - last_change <= YOUNG_SECONDS
+        if was_young or file_state(file) != state:
+            return result
+    # A cache that cannot be written costs time, and nothing else.
+    with contextlib.suppress(OSError):
+        write_atomically(cache_file, json.dumps({**origin, "found": result}) + "\n")
     return result
 
 
 def digest_file(path: Path) -> str:
-    """Compute a hexadecimal sha256 of a file's bytes; of an unchanged file it is remembered."""
+    """Compute a hexadecimal sha256 of a file's bytes; cached as long as the file is unchanged."""
     return cached_result("sha256-1", lambda: digest_files([path]), path)
 
 
-def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
-    """Write a small file, whole or not at all.
+def write_atomically(path: Path, text: str, work_folder: Path | None = None) -> None:
+    """Write a small file completely or not at all: to a temporary file, which is then renamed.
 
     Args:
-        path: Where it is to be.
-        text: What is to be in it.
-        beside: The folder in which it is made, on the same disk; None: its own.
+        path: The file.
+        text: Its content.
+        work_folder: Where the temporary file is made, on the same disk; None: in the file's folder.
 
     Raises:
         OSError: It cannot be written.
     """
-    beside = beside or path.parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=beside, prefix=".making-", delete=False) as aside:
-        aside.write(text)
-    Path(aside.name).replace(path)
+    work_folder = work_folder or path.parent
+    work_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=work_folder, prefix=".making-", delete=False
+    ) as temporary:
+        temporary.write(text)
+    Path(temporary.name).replace(path)
 
 
 def pop_discard_messages() -> list[str]:
@@ -369,60 +383,62 @@ def file_state(path: Path) -> list[int]:
 
 
 def _describe_damage(folder: Path, key: str) -> str | None:
-    """Describe the change of a folder since it was sealed; None: no change.
-
-    Files are read only if their states differ from the seal. If their bytes are the same, as after
-    a copy, the folder is sealed again with the new states.
-    """
+    """Describe how an entry differs from its `seal.json`; None: it does not."""
     try:
-        seal = read_json(folder / _SEAL)
-        sealed: dict[str, str] = seal["files"]
-        if seal["key"] != key or {path.name for path in folder.iterdir()} != {*sealed, _SEAL}:
-            return "its files are not those that were made"
-        states = {name: file_state(folder / name) for name in sealed}
-        doubtful = [
-            name for name, state in states.items() if seal.get("states", {}).get(name) != state
-        ]
-        for name in doubtful:
-            if checksum(chunks_of_file(folder / name)) != sealed[name]:
-                return f"{name} has changed since it was made"
-        # The folder was copied. Its new state is sealed, unless a file may change again within a
-        # tick of the clock.
-        last_change = max((state[-1] for state in states.values()), default=0) / 1e9
-        if doubtful and time.time() - last_change > YOUNG_SECONDS:
-            with contextlib.suppress(OSError):
-                write_whole(folder / _SEAL, _seal_of(folder, key, sealed), folder.parent)
+        return _compare_with_seal(folder, key)
     except FileNotFoundError:
         return "it has no checksums"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it cannot be read"
+
+
+def _compare_with_seal(folder: Path, key: str) -> str | None:
+    """Compare the files of an entry with its `seal.json`, as `_describe_damage` without errors.
+
+    A file is read only if its state differs from the recorded one. If its bytes are the same, as
+    after a copy, the seal is written again with the new states.
+    """
+    seal = read_json(folder / _SEAL)
+    checksums: dict[str, str] = seal["files"]
+    if seal["key"] != key or {path.name for path in folder.iterdir()} != {*checksums, _SEAL}:
+        return "its files are not those that were made"
+    states = {name: file_state(folder / name) for name in checksums}
+    recorded_states = seal.get("states", {})
+    touched = [name for name, state in states.items() if recorded_states.get(name) != state]
+    for name in touched:
+        if checksum(chunks_of_file(folder / name)) != checksums[name]:
+            return f"{name} has changed since it was made"
+    # Recorded only if no file can change again within the same tick of the clock.
+    last_change = max((state[-1] for state in states.values()), default=0) / 1e9
+    if touched and time.time() - last_change > YOUNG_SECONDS:
+        with contextlib.suppress(OSError):
+            write_atomically(folder / _SEAL, _seal_of(folder, key, checksums), folder.parent)
     return None
 
 
 def _discard(folder: Path, damage: str) -> None:
-    """Remove a damaged entry, and keep a message; processes that have mapped its files keep them.
+    """Delete a damaged entry, and keep a message for `pop_discard_messages`.
+
+    It is renamed first, so that no process finds half of it. Files that a process has mapped stay
+    readable to it.
 
     Raises:
-        OSError: It cannot be removed.
+        OSError: It cannot be renamed.
     """
-    aside = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
+    unnamed = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
     _discarded.append(
-        f"{folder}: this part of the cache was damaged ({damage}); it is not used, and made anew"
+        f"{folder}: this part of the cache was damaged ({damage}); it is discarded and made again"
     )
     with contextlib.suppress(FileNotFoundError):  # another process did so
-        folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _make_temporary_folder() -> Path:
-    """Make a folder that is deleted when this process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="optrun-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+        folder.rename(unnamed)
+    shutil.rmtree(unnamed, ignore_errors=True)
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete leftovers of processes killed a day ago or earlier."""
+    """Delete files and folders of entries that processes were making when they were killed.
+
+    Only those older than a day, whose lock no process holds.
+    """
     for path in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile
             if time.time() - path.stat().st_mtime < _ABANDONED_SECONDS or _is_being_made(path):
@@ -434,7 +450,10 @@ def _delete_leftovers(folder: Path) -> None:
 
 
 def _is_being_made(leftover: Path) -> bool:
-    """Tell whether a process holds the lock of an entry, however old its files are."""
+    """Tell whether a process holds the lock of an entry, `.making-NAME.lock`.
+
+    leftover: That lock, or the folder `.making-NAME-...` of the entry.
+    """
     lock = leftover
     if leftover.suffix != ".lock":
         lock = leftover.with_name(f"{leftover.name.rpartition('-')[0]}.lock")

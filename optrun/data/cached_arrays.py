@@ -23,24 +23,24 @@ def map_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def cached_arrays(
-    kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]
+    kind: str, key: str | None, compute: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Compute arrays once, and map them from the cache.
 
     Args:
         kind: Subfolder of the cache.
         key: Digest of everything the arrays depend on; None: it is not known, and the arrays are
-            computed anew.
-        find: Computes the arrays. If it raises, nothing is kept.
+            computed at each call.
+        compute: Computes the arrays. If it raises, nothing is kept.
 
     Returns:
         Name to array, mapped from the cache.
     """
     if key is None:
-        return dict(find())
+        return dict(compute())
 
     def make(folder: Path) -> None:
-        for name, array in find().items():
+        for name, array in compute().items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
     return map_arrays(cached(kind, key, make))
@@ -57,9 +57,10 @@ def array_to_texts(array: np.ndarray) -> list[str]:
 
 
 def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Find the rows in which no value but the first is marked; empty rows are such rows.
+    """Find the rows without a marked value after their first one; empty rows are among them.
 
-    A million values, or one row, are in memory at a time.
+    The first value does not count, since no token of a language model predicts it. A million values
+    are in memory at a time, or one longer row.
 
     Args:
         marks: The values of all rows, one row behind the other; a value that is not 0 is marked.
@@ -73,17 +74,20 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         >>> rows_without_marks(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
         [0, 2, 3]
     """
-    rows_found = [np.zeros(0, dtype=np.int64)]
-    rows = len(offsets) - 1
+    row_count = len(offsets) - 1
+    unmarked_rows = [np.zeros(0, dtype=np.int64)]
     first = 0
-    while first < rows:
-        end_of_piece = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
-        end = min(rows, max(first + 1, end_of_piece), first + _PIECE)
+    while first < row_count:
+        # The rows `first` to `end` hold up to a million values together, or are a single row.
+        end = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
+        end = min(row_count, max(first + 1, end), first + _PIECE)
         borders = np.asarray(offsets[first : end + 1]) - offsets[first]
         is_marked = marks[offsets[first] : offsets[end]] != 0
+        # The marked values of a row are the difference of two running totals.
         marked_before = np.concatenate([[0], np.cumsum(is_marked, dtype=np.int64)])
-        second_values = np.minimum(borders[:-1] + 1, borders[1:])
-        counts = marked_before[borders[1:]] - marked_before[second_values]
-        rows_found.append(first + np.flatnonzero(counts == 0))
+        row_ends = borders[1:]
+        second_values = np.minimum(borders[:-1] + 1, row_ends)
+        counts = marked_before[row_ends] - marked_before[second_values]
+        unmarked_rows.append(first + np.flatnonzero(counts == 0))
         first = end
-    return np.concatenate(rows_found)
+    return np.concatenate(unmarked_rows)

@@ -37,32 +37,27 @@ _SHAREGPT = {
     "observation": "tool",
     "function_response": "tool",
 }
-_COLUMNS = {
+_REQUIRED_COLUMNS = {
     ChatLayout.messages: ("messages",),
     ChatLayout.prompt_completion: ("prompt", "completion"),
     ChatLayout.alpaca: ("instruction", "output"),
     ChatLayout.sharegpt: ("conversations",),
 }
-_MORE = {
+_USUAL_TURNS = ("messages", "conversations")
+_OPTIONAL_COLUMNS = {
     ChatLayout.messages: ("system",),
     ChatLayout.sharegpt: ("system",),
     ChatLayout.prompt_completion: ("system", "label"),
     ChatLayout.alpaca: ("input", "system", "history"),
 }
-_KWARGS = "chat_template_kwargs"
+_TEMPLATE_KWARGS = "chat_template_kwargs"
 _HISTORY = "history"
-_WHETHER_LEARNT = (
-    "weight",
-    "train",
-    "training",
-    "trainable",
-    "loss",
-    "train_detail",
-    "training_detail",
-)
+_LOSS_KEYS = ("weight", "train", "training", "trainable", "loss", "train_detail", "training_detail")
 """Keys by which other programs leave a turn, or a part of it, out of the loss."""
 _UNWANTED = (False, "False", "false", "0")
 """How the column `label` of KTO says that an answer is not wanted; 0 is equal to False."""
+_WANTED = (True, "True", "true", "1")
+"""How it says that an answer is wanted; 1 is equal to True."""
 _TOOLS = "tools"
 
 
@@ -78,14 +73,10 @@ class Chat:
     row: int | None = field(repr=False)
     """The number of the row in the split, from 0; None: it is of a stream."""
     only_last_trained: bool = False
-    """Whether only the last turn is trained on."""
+    """Whether the loss counts the last turn alone."""
 
     def turns_before_answer(self) -> list[Message]:
-        """Return the turns before the answer.
-
-        These are the prompt if the row says what it is, else all turns without a last one of the
-        assistant.
-        """
+        """Return the prompt if the row says what it is, else all turns but a last answer."""
         if self.prompt_turns is not None:
             return self.turns[: self.prompt_turns]
         if self.turns[-1]["role"] == ASSISTANT:
@@ -109,44 +100,46 @@ class ChatColumns:
     layout: ChatLayout
     names: tuple[str, ...]
     """Columns that the layout needs."""
-    more: tuple[str, ...]
-    """Columns that are read beside them, if the rows have them."""
+    optional: tuple[str, ...]
+    """Columns of the split that are read beside them, such as `system` and `tools`."""
 
     @property
     def all(self) -> list[str]:
         """All columns of the chats."""
-        return [*self.names, *self.more]
+        return [*self.names, *self.optional]
 
 
 def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
-    """Find the columns of chats, as keys name them, else by their usual names.
+    """Find the columns of chats: those that keys name, else those with usual names.
 
-    `data.messages_column` names the column of turns, `data.text_column` and `data.target_column`
-    those of prompts and completions; `data.text_column` alone is a column of turns, too.
+    `data.target_column` and `data.text_column` name completions and prompts; without the second a
+    column `prompt` is needed. `data.messages_column`, or `data.text_column` alone, names a column
+    of turns.
 
     Args:
-        source: Carries the names.
-        split: Where the columns must be.
-        layout_key: The layout of `task.layout`; None: it is not set.
+        source: Has the keys. Its training rows say the columns of a split without rows.
+        split: Where the columns must be; they are marked as read.
+        layout_key: `task.layout`; None: it is not set.
 
     Raises:
-        ConfigError: No such column, none at all, those of several layouts, or a column of turns
-            beside others.
+        ConfigError: A column is missing, the columns of several layouts are there, or a key names
+            a column of another layout.
     """
-    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+    if not len(split.rows):
         split = source.train
     text = named_column(source.columns, "text_column", split)
     target = named_column(source.columns, "target_column", split)
     turns = named_column(source.columns, "messages_column", split)
-    column_names = split.rows.column_names
     _refuse_beside_turns(source)
     if target is not None:
         _expect_layout(layout_key, ChatLayout.prompt_completion, f"data.target_column={target}")
-        if text is None and "prompt" not in column_names:
+        if text is None and "prompt" not in split.rows.column_names:
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
             )
-        return _columns_of(split, ChatLayout.prompt_completion, (text or "prompt", target))
+        return _with_optional_columns(
+            split, ChatLayout.prompt_completion, (text or "prompt", target)
+        )
     key = "data.messages_column"
     if turns is None:
         key = "data.text_column"
@@ -154,38 +147,52 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     if turns is not None:
         layout = layout_key if layout_key is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(layout_key, layout, f"{key}={turns}")
-        return _columns_of(split, layout, (turns,))
-    fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(column_names)]
+        return _with_optional_columns(split, layout, (turns,))
+    usual = _layout_of_columns(split, layout_key)
+    return _with_optional_columns(split, usual, _REQUIRED_COLUMNS[usual])
+
+
+def _layout_of_columns(split: Split, layout_key: ChatLayout | None) -> ChatLayout:
+    """Return the layout whose required columns a split has; `layout_key` decides between several.
+
+    Raises:
+        ConfigError: The split lacks columns of every layout, or of `task.layout`; or it has the
+            columns of several layouts, and `task.layout` is not set.
+    """
+    column_names = split.rows.column_names
+    fitting = [
+        layout for layout, names in _REQUIRED_COLUMNS.items() if set(names) <= set(column_names)
+    ]
     if layout_key is not None:
-        if layout_key not in fitting:
-            lacking = " and ".join(
-                name for name in _COLUMNS[layout_key] if name not in column_names
-            )
-            raise ConfigError(
-                f"task.layout={layout_key.value}: {split.key} has no column {lacking}."
-                f" {columns_in_words(split.rows)}"
-            )
-        fitting = [layout_key]
+        if layout_key in fitting:
+            return layout_key
+        lacking = " and ".join(
+            name for name in _REQUIRED_COLUMNS[layout_key] if name not in column_names
+        )
+        raise ConfigError(
+            f"task.layout={layout_key.value}: {split.key} has no column {lacking}."
+            f" {columns_in_words(split.rows)}"
+        )
     if not fitting:
-        layouts = "; ".join(" and ".join(names) for names in _COLUMNS.values())
+        layouts = "; ".join(" and ".join(names) for names in _REQUIRED_COLUMNS.values())
         raise ConfigError(
             f"{split.key} has no chats that task=sft knows by their columns: {layouts}."
             f" {columns_in_words(split.rows)} data.messages_column names a column of turns,"
             " data.text_column and data.target_column those of prompts and completions."
         )
     if len(fitting) > 1:
-        layouts_in_words = ", ".join(
-            f"{layout.value} ({' and '.join(_COLUMNS[layout])})" for layout in fitting
+        layouts = ", ".join(
+            f"{layout.value} ({' and '.join(_REQUIRED_COLUMNS[layout])})" for layout in fitting
         )
         raise ConfigError(
-            f"{split.key} has the columns of several layouts: {layouts_in_words}. Say which:"
+            f"{split.key} has the columns of several layouts: {layouts}. Say which:"
             " task.layout=NAME."
         )
-    return _columns_of(split, fitting[0], _COLUMNS[fitting[0]])
+    return fitting[0]
 
 
 def _refuse_beside_turns(source: Source) -> None:
-    """Refuse keys of other columns beside one of whole chats."""
+    """Refuse `data.text_column` and `data.target_column` beside `data.messages_column`."""
     turns = getattr(source.columns, "messages_column", None)
     for key in ("text_column", "target_column"):
         column = getattr(source.columns, key, None)
@@ -204,15 +211,30 @@ def _expect_layout(layout_key: ChatLayout | None, layout: ChatLayout, key: str) 
         )
 
 
-def _columns_of(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
-    """Add the columns that a layout may have beside the needed ones, and mark all as read."""
-    more = tuple(
-        name
-        for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS, _HISTORY)
-        if name in split.rows.column_names and name not in names
-    )
-    split.columns_read.update((*names, *more))
-    return ChatColumns(layout, names, more)
+def _with_optional_columns(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
+    """Add the optional columns that the split has to the required ones, and mark all as read.
+
+    A column `label` of something else than wanted answers is none of them.
+    """
+    optional = []
+    for name in (*_OPTIONAL_COLUMNS.get(layout, ()), _TOOLS, _TEMPLATE_KWARGS, _HISTORY):
+        if name in names or name not in split.rows.column_names:
+            continue
+        if name != "label" or _says_what_is_wanted(split):
+            optional.append(name)
+    split.columns_read.update((*names, *optional))
+    return ChatColumns(layout, names, tuple(optional))
+
+
+def _says_what_is_wanted(split: Split) -> bool:
+    """Tell whether the column `label` says which answers are wanted, as in KTO.
+
+    It does if one of its first 1,000 values is false, or if all of them are true or missing.
+    """
+    labels = split.rows.select_columns(["label"])[:1000]["label"]
+    if any(label in _UNWANTED for label in labels):
+        return True
+    return all(label is None or label in _WANTED for label in labels)
 
 
 def chats(
@@ -265,35 +287,35 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
     key, exactly one layout must have its first column among the columns.
 
     Raises:
-        ConfigError: No such column, none at all, those of several layouts, or a column of turns
-            beside others.
+        ConfigError: A named column is missing, the columns of no layout or of several ones are
+            there, or a column of turns is named beside others.
     """
     _refuse_beside_turns(source)
-    keys = ("messages_column", "text_column")
-    key = next((key for key in keys if getattr(source.columns, key, None)), None)
-    column_names = split.rows.column_names
-    if key is not None:
+    was_trained_on_pairs = (
+        layout_key is ChatLayout.prompt_completion
+        or getattr(source.columns, "target_column", None) is not None
+    )
+    for key in ("messages_column", "text_column"):
         name = named_column(source.columns, key, split)
-        assert name is not None
-        has_pairs = (
-            layout_key is ChatLayout.prompt_completion
-            or getattr(source.columns, "target_column", None) is not None
-        )
-        usual_turns = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
-        if has_pairs and key == "text_column" and name not in usual_turns:
-            return _columns_of(split, ChatLayout.prompt_completion, (name,))
-        return _columns_of(split, ChatLayout.messages, (name,))
+        if name is None:
+            continue
+        layout = ChatLayout.messages
+        if key == "text_column" and was_trained_on_pairs and name not in _USUAL_TURNS:
+            layout = ChatLayout.prompt_completion
+        return _with_optional_columns(split, layout, (name,))
     fitting = [
         layout
-        for layout, names in _COLUMNS.items()
-        if names[0] in column_names and layout_key in (None, layout)
+        for layout, names in _REQUIRED_COLUMNS.items()
+        if names[0] in split.rows.column_names and layout_key in (None, layout)
     ]
     if len(fitting) == 1:
-        return _columns_of(split, fitting[0], _COLUMNS[fitting[0]][:1])
+        return _with_optional_columns(split, fitting[0], _REQUIRED_COLUMNS[fitting[0]][:1])
     first_columns = ", ".join(
-        names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
+        _REQUIRED_COLUMNS[layout][0] for layout in fitting or _REQUIRED_COLUMNS
     )
-    problem = "the columns of several layouts" if fitting else "nothing to answer"
+    problem = "none of the columns of questions"
+    if fitting:
+        problem = "the columns of several layouts"
     raise ConfigError(
         f"{split.key} has {problem}: {first_columns}. {columns_in_words(split.rows)} Say which:"
         " data.text_column=NAME, or data.messages_column=NAME for a column of turns."
@@ -323,7 +345,8 @@ def _read_question(
     """
     question = cells.get(columns.names[0])
     if columns.layout is ChatLayout.alpaca:
-        chat = _read_alpaca((question, "-"), cells, _read_tools(cells.get(_TOOLS)), row)
+        any_answer = "-"  # the row needs none, and it is dropped here
+        chat = _read_alpaca((question, any_answer), cells, _read_tools(cells), row)
         return Chat(chat.turns[:-1], None, chat.tools, row)
     if isinstance(question, str):
         return question
@@ -331,40 +354,39 @@ def _read_question(
     if not turns:
         raise Unreadable("has no turn to answer.")
     turns = _with_system(turns, cells)
-    prompt_turns = len(turns) if columns.layout is ChatLayout.prompt_completion else None
-    turns = Chat(turns, prompt_turns, None, row).turns_before_answer()
+    is_prompt = columns.layout is ChatLayout.prompt_completion
+    if turns[-1]["role"] == ASSISTANT and not is_prompt:
+        turns = turns[:-1]
     if not turns:
         raise Unreadable("begins with its only answer: there is nothing to answer.")
-    return Chat(turns, None, _read_tools(cells.get(_TOOLS)), row)
+    return Chat(turns, None, _read_tools(cells), row)
 
 
 def chat_texts(source: Source, split: Split) -> Iterator[str]:
     """Yield every text of the columns of chats, named or usual ones, to train a vocabulary.
 
     Raises:
-        ConfigError: There is no such column.
+        ConfigError: There are no columns of chats.
     """
-    column_names = set(split.rows.column_names)
-    configured = [
-        named_column(source.columns, key, split)
-        for key in ("messages_column", "text_column", "target_column")
-    ]
-    usual = {
-        name
-        for layout, names in _COLUMNS.items()
-        for name in (*names, *_MORE.get(layout, ()), _TOOLS)
-    }
-    names = sorted({name for name in configured if name is not None} | (usual & column_names))
+    names = {_TOOLS}
+    for layout, required in _REQUIRED_COLUMNS.items():
+        names.update(required, _OPTIONAL_COLUMNS.get(layout, ()))
+    names &= set(split.rows.column_names)
+    for key in ("messages_column", "text_column", "target_column"):
+        name = named_column(source.columns, key, split)
+        if name is not None:
+            names.add(name)
     if not names:
-        chat_columns(source, split, None)
-    for batch in split.rows.select_columns(names).iter(batch_size=1000):
-        for name in names:
+        chat_columns(source, split, None)  # raises the error
+    columns = sorted(names)
+    for batch in split.rows.select_columns(columns).iter(batch_size=1000):
+        for name in columns:
             for value in batch[name]:
                 yield from leaves(value)
 
 
 def leaves(value: object) -> Iterator[str]:
-    """Yield every text inside a cell, at any depth of lists and objects; their keys are none."""
+    """Yield every text inside a cell, at any depth of lists and objects, but not their keys."""
     if isinstance(value, str):
         yield value
     if isinstance(value, Mapping):
@@ -381,7 +403,7 @@ class Unreadable(Exception):
 def chat_of(
     cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int | None
 ) -> Chat | Plain:
-    """Read one row as a conversation, or as two texts.
+    """Read one row as a conversation, or as two texts if prompt and completion are texts.
 
     Args:
         cells: Its values by column; other columns are not read.
@@ -390,24 +412,23 @@ def chat_of(
         row: Its number; None: it is of a stream.
 
     Raises:
-        Unreadable: It is no conversation.
+        Unreadable: It is no conversation, or has no answer.
     """
-    layout = columns.layout
     values = tuple(cells.get(name) for name in columns.names)
-    tools = _read_tools(cells.get(_TOOLS))
+    tools = _read_tools(cells)
     refuse_unread(cells)
-    if layout is not ChatLayout.alpaca:
-        refuse_history(cells)
-    if layout is ChatLayout.prompt_completion:
+    if columns.layout is ChatLayout.alpaca:
+        return _read_alpaca(values, cells, tools, row)
+    if cells.get(_HISTORY):
+        raise Unreadable(
+            f"has earlier turns in a column {_HISTORY}, which is only read beside instruction and"
+            " output. Write all turns into one list, or leave the column out."
+        )
+    if columns.layout is ChatLayout.prompt_completion:
         prompt, completion = values
         name = columns.names[1]
         if isinstance(prompt, str) or isinstance(completion, str):
-            if cells.get("system"):
-                raise Unreadable(
-                    "has a column system beside a prompt that is a text, and no template writes"
-                    " both. Write prompt and completion as lists of turns, or join the texts."
-                )
-            return _read_plain(prompt, completion, name, row)
+            return _read_plain(prompt, completion, name, cells, row)
         turns = _read_turns(prompt, roles, "prompt")
         answer = _read_turns(completion, roles, name)
         if not answer:
@@ -415,8 +436,6 @@ def chat_of(
         _expect_answers(answer, name)
         turns = _with_system(turns, cells)
         return Chat([*turns, *answer], len(turns), tools, row)
-    if layout is ChatLayout.alpaca:
-        return _read_alpaca(values, cells, tools, row)
     turns = _read_turns(values[0], roles, "chat")
     if not turns:
         raise Unreadable("has no turns at all. Leave such rows out.")
@@ -425,42 +444,32 @@ def chat_of(
 
 
 def refuse_unread(cells: Cells) -> None:
-    """Refuse values that change what should be learnt, and that nothing reads.
+    """Refuse `chat_template_kwargs` with a value and `label: false`, which optrun does not read.
+
+    Both change what should be learnt.
 
     Raises:
-        Unreadable: `chat_template_kwargs` with a value, or `label: false`, an unwanted answer.
+        Unreadable: The row has one of them.
     """
-    if _without_nulls(cells.get(_KWARGS)):
+    if _without_nulls(cells.get(_TEMPLATE_KWARGS)):
         raise Unreadable(
-            f"has {cell_repr(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column"
-            " out, or set the values in a template of your own: task.chat_template=FILE.jinja."
+            f"has {cell_repr(cells[_TEMPLATE_KWARGS])} as {_TEMPLATE_KWARGS}, which are not read."
+            " Leave the column out, or set the values in a template of your own:"
+            " task.chat_template=FILE.jinja."
         )
     if cells.get("label") in _UNWANTED:
         raise Unreadable(
-            f"has label={cells['label']!r}, an answer that is not wanted (KTO), and every"
-            " completion is learnt."
-            " Leave such rows out, or write pairs of chosen and rejected for task=preference."
-        )
-
-
-def refuse_history(cells: Cells) -> None:
-    """Refuse earlier turns in a column of their own, which only instructions have.
-
-    Raises:
-        Unreadable: There are some.
-    """
-    if cells.get(_HISTORY):
-        raise Unreadable(
-            f"has earlier turns in a column {_HISTORY}, which is read beside instruction and output"
-            " alone. Write all turns into one list, or leave the column out."
+            f"has label={cells['label']!r}, an answer that is not wanted (KTO), but task=sft"
+            " learns every completion. Leave such rows out, or write pairs of chosen and rejected"
+            " for task=preference."
         )
 
 
 def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
-    """Put the text of a column `system` before the turns of a row.
+    """Return the turns behind a system turn with the text of the column `system`, if there is one.
 
     Raises:
-        Unreadable: The turns have another one, or it is no text.
+        Unreadable: The turns have another system text, or the cell is no text.
     """
     system = cells.get("system")
     if not system:
@@ -476,13 +485,32 @@ def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
     return [{"role": "system", "content": system}, *turns]
 
 
-def _read_plain(prompt: object, completion: object, name: str, row: int | None) -> Plain:
-    """Read two texts, of which the prompt may be missing; `name` is that of the completion."""
+def _read_plain(
+    prompt: object, completion: object, name: str, cells: Cells, row: int | None
+) -> Plain:
+    """Read a prompt and a completion that are texts; the prompt may be missing.
+
+    Args:
+        prompt: The cell of the prompt.
+        completion: The cell of the completion.
+        name: The column of the completion, for messages.
+        cells: The whole row.
+        row: Its number; None: it is of a stream.
+
+    Raises:
+        Unreadable: One of them is a list of turns, the completion is empty, or the row has a system
+            text.
+    """
+    if cells.get("system"):
+        raise Unreadable(
+            "has a column system beside a prompt that is a text, and no template writes both."
+            " Write prompt and completion as lists of turns, or join the texts."
+        )
     for part_name, value in (("prompt", prompt), (name, completion)):
         if not isinstance(value, str | None):
             raise Unreadable(
                 f"has a text and a list of turns: its {part_name} is {cell_repr(value)}. Write both"
-                " alike."
+                " as texts, or both as turns."
             )
     completion = str(completion or "")
     if not completion.strip():
@@ -491,18 +519,18 @@ def _read_plain(prompt: object, completion: object, name: str, row: int | None) 
 
 
 def _read_alpaca(
-    values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None
+    values: tuple[object, ...], cells: Cells, tools: list[Message] | None, row: int | None
 ) -> Chat:
     """Make a chat of Alpaca's columns: instruction and input are the question, output the answer.
 
     Args:
         values: Instruction and output.
-        more: The other cells, of which `input`, `history` and `system` are read.
+        cells: The whole row; `input`, `history` and `system` are read.
         tools: Tools of the row.
         row: The number of the row, from 0; None: it is of a stream.
 
     Raises:
-        Unreadable: One of them is no text, or the output is empty.
+        Unreadable: A cell is of another kind, or the output is empty.
     """
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output, str | None):
@@ -512,10 +540,11 @@ def _read_alpaca(
     if not (output or "").strip():
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
-    if more.get("input"):
-        content = f"{instruction}\n\n{more['input']}"
-        question |= {"content": content, "instruction": instruction, "input": more["input"]}
-    prompt = _with_system([*_read_history(more.get("history")), question], more)
+    if cells.get("input"):
+        question["content"] = f"{instruction}\n\n{cells['input']}"
+        question["instruction"] = instruction
+        question["input"] = cells["input"]
+    prompt = _with_system([*_read_history(cells.get(_HISTORY)), question], cells)
     return Chat([*prompt, {"role": ASSISTANT, "content": output}], len(prompt), tools, row)
 
 
@@ -557,9 +586,10 @@ def _read_turns(value: object, roles: frozenset[str], part_name: str) -> list[Me
 
 
 def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
-    """Read one turn, of `role` and `content` or of ShareGPT's `from` and `value`.
+    """Read one turn: `role` and `content`, or ShareGPT's `from` and `value`.
 
-    Its other keys stay, without nulls; the arguments of tool calls become objects.
+    Its other keys stay, without nulls; arguments of tool calls become objects. Keys that leave a
+    turn out of the loss, such as `weight`, are dropped if they are 1.
 
     Args:
         value: The turn.
@@ -568,22 +598,42 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
 
     Raises:
         Unreadable: It is no turn, its role is unknown, its content is no text, it is an empty
-            answer, or it says that it is not to be trained on.
+            answer, or a key leaves it out of the loss.
     """
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
         raise Unreadable(
             f'has no turn {number} as {{"role": ..., "content": ...}}: {cell_repr(value)}.'
         )
     turn: Message = _without_nulls(value)
-    for key in _WHETHER_LEARNT:
+    for key in _LOSS_KEYS:
         if turn.pop(key, 1) != 1:
             raise Unreadable(
-                f"has {key}={value[key]!r} in turn {number}, and whether a turn is learnt is not"
-                " read from rows. End the chat before it, or write it as prompt and completion, of"
-                " which the completion alone is learnt."
+                f"has {key}={value[key]!r} in turn {number}, but rows cannot leave turns out of"
+                " the loss. End the chat before this turn, or write prompt and completion: only"
+                " the completion is learnt."
             )
     if "tool_calls" in turn:
         turn["tool_calls"] = _read_tool_calls(turn["tool_calls"], number)
+    role = _pop_role(turn, number, roles)
+    content = _join_content(turn.pop("content", ""), number)
+    if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
+        raise Unreadable(
+            f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out."
+        )
+    return {"role": role, "content": content, **turn}
+
+
+def _pop_role(turn: Message, number: int, roles: frozenset[str]) -> Any:
+    """Take the role out of a turn. Of ShareGPT's turns `value` becomes `content`.
+
+    Args:
+        turn: The turn; changed in place.
+        number: Its number in the chat, from 1, for messages.
+        roles: Roles that it may have, besides ShareGPT's names of them.
+
+    Raises:
+        Unreadable: The role is unknown.
+    """
     if "role" in turn:
         role = turn.pop("role")
     else:
@@ -599,12 +649,7 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
         raise Unreadable(
             f"has an unknown role in turn {number}: {str(role)!r}. {did_you_mean(str(role), roles)}"
         )
-    content = _join_content(turn.pop("content", ""), number)
-    if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
-        raise Unreadable(
-            f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out."
-        )
-    return {"role": role, "content": content, **turn}
+    return role
 
 
 def _read_tool_calls(value: object, number: int) -> list[Any]:
@@ -643,18 +688,20 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> Any:
 def _join_content(content: object, number: int) -> str:
     """Return the text of a turn, joined if it is a list of texts or of objects with `text`.
 
-    number: Of the turn, for messages.
+    number: The number of the turn, for messages.
 
     Raises:
         Unreadable: It holds something else.
     """
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) < len(parts):
-            raise Unreadable(
-                f"has something else than text in turn {number}: {cell_repr(content)}."
-            )
+        texts = []
+        for part in content:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if not isinstance(text, str):
+                raise Unreadable(
+                    f"has something else than text in turn {number}: {cell_repr(content)}."
+                )
+            texts.append(text)
         return "".join(texts)
     if not isinstance(content, str):
         raise Unreadable(
@@ -673,17 +720,20 @@ def _expect_answers(turns: list[Message], part_name: str) -> None:
         )
 
 
-def _read_tools(value: object) -> list[Message] | None:
-    """Read a list of JSON schemas, or its JSON text; None: it is empty.
+def _read_tools(cells: Cells) -> list[Message] | None:
+    """Read the column `tools` of a row, JSON schemas or their JSON text; None: it has none.
 
     Raises:
-        Unreadable: It is something else.
+        Unreadable: The cell is something else.
     """
+    value = cells.get(_TOOLS)
     if isinstance(value, str):
         try:
             value = parse_json(value.encode(), "tools") if value.strip() else None
         except ValueError:
-            raise Unreadable(f"has tools that are no JSON: {cell_repr(value)}.") from None
+            raise Unreadable(
+                f"has {cell_repr(value)} as tools, which is not JSON. Write a list of JSON schemas."
+            ) from None
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
@@ -694,7 +744,10 @@ def _read_tools(value: object) -> list[Message] | None:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return a cell without the keys of null, at any depth: Arrow adds the keys of other rows."""
+    """Return a cell without keys whose value is null, at any depth.
+
+    Arrow gives each object the keys of all rows.
+    """
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
 from optrun.data.chat import leaves
@@ -36,10 +36,10 @@ _BY_NAMES = (
 """Task, columns that it needs, and columns that it takes in beside them."""
 _SEVERAL_LABELS = "task.problem_type=multi_label_classification"
 _GUESSED = ("sequence_classification", "seq2seq_lm", "causal_lm")
-"""Tasks that are recognised by values alone, so that columns that nothing reads are a doubt."""
+"""Tasks that are recognised by values alone. They are doubtful if texts would not be read."""
 
-Columns = Mapping[str, Sequence[object]]
-"""The first values of each column, without the missing ones."""
+Columns = Mapping[str, Sequence[Any]]
+"""The first 1,000 values of each column, without the missing ones."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Roles:
         task: The name of the task.
         columns: Key of the data, such as `text_column`, to column; columns that the task finds
             without a key stand under their own names.
-        overrides: What else the task needs to be told.
+        overrides: Other overrides that the task needs.
     """
 
     task: str
@@ -59,10 +59,12 @@ class Roles:
 
 
 def roles_of(rows: Dataset) -> Roles:
-    """Recognise the columns of a table with at least one row.
+    """Recognise the task of a table by its first 1,000 rows; it needs at least one.
+
+    Usual names of columns come first, then tags, images, pairs of texts, labels, and texts alone.
 
     Raises:
-        ConfigError: They make no task, or it is not sure which.
+        ConfigError: The columns fit no task, or the guess is doubtful.
     """
     head = without_image_decoding(rows.select(range(min(LOOKED_AT, len(rows)))))
     columns = {
@@ -91,7 +93,7 @@ def roles_of(rows: Dataset) -> Roles:
 
 
 def without_image_decoding(rows: Dataset) -> Dataset:
-    """Return rows with images as bytes, so that a broken one stops nothing here."""
+    """Return rows whose images are not decoded, so that a broken one raises no error."""
     for name, feature in rows.features.items():
         if type(feature).__name__ == "Image":
             rows = rows.cast_column(name, type(feature)(decode=False))
@@ -99,10 +101,10 @@ def without_image_decoding(rows: Dataset) -> Dataset:
 
 
 def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
-    """Refuse a guess if texts in lists or objects would be lost, or JSON read as text.
+    """Refuse a guess if texts in lists or objects would not be read, or JSON read as plain text.
 
     Raises:
-        ConfigError: With the keys that say it is right all the same.
+        ConfigError: With the reasons, and the keys that confirm the guess.
     """
     reasons = []
     for name, values in columns.items():
@@ -115,26 +117,26 @@ def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
     keys = [f"task={roles.task}"]
     keys += [f"data.{key}={name}" for key, name in roles.columns.items() if key.endswith("_column")]
     raise ConfigError(
-        f"not sure what these rows are for: {'; '.join(reasons)}. {columns_in_words(rows)} If they"
-        f" are to be read all the same, say so: {' '.join(keys)}."
+        f"not sure what these rows are for: {'; '.join(reasons)}. {columns_in_words(rows)} To read"
+        f" them in spite of this, add: {' '.join(keys)}."
     )
 
 
 def _has_text_inside(value: object) -> bool:
-    """Tell whether a list or an object has a text somewhere in it."""
+    """Tell whether a cell is a list or an object with a text at any depth."""
     return isinstance(value, dict | list) and any(leaves(value))
 
 
 def _is_json_text(value: object) -> bool:
-    """Tell whether a text stands in the brackets of a list or an object of JSON."""
+    """Tell whether a cell is a text in square brackets or braces, as JSON is."""
     text = value.strip() if isinstance(value, str) else ""
     return text[:1] + text[-1:] in ("[]", "{}")
 
 
 def _recognise_by_names(columns: Columns) -> Roles | None:
-    """Recognise a task by columns that are called as it needs them; None: no task is.
+    """Recognise the first task of `_BY_NAMES` whose required columns exist; None: there is none.
 
-    A single needed column must hold lists, as chats are.
+    If a task requires a single column, that must hold lists, as chats are.
     """
     for task, required, optional in _BY_NAMES:
         if not set(required) <= set(columns):
@@ -147,17 +149,17 @@ def _recognise_by_names(columns: Columns) -> Roles | None:
 
 
 def _recognise_tagged(columns: Columns) -> Roles | None:
-    """Recognise lists of words beside lists of as many tags, in each row; None: there are none.
+    """Recognise a column of word lists and one of tag lists with equal lengths in each row.
 
-    Columns with usual names come first.
+    Columns with usual names come first. None: there is no such pair.
     """
     lengths = {
-        name: [len(value) for value in values if isinstance(value, list)]
-        for name, values in columns.items()
-        if _are_lists(values)
+        name: list(map(len, values)) for name, values in columns.items() if _are_lists(values)
     }
     texts = [name for name in lengths if all(map(_is_text_list, columns[name]))]
-    for words in [name for name in (*USUAL_WORDS, *texts) if name in lengths]:
+    for words in (*USUAL_WORDS, *texts):
+        if words not in lengths:
+            continue
         for tags in (*_TAGS, *lengths):
             if words != tags and lengths[words] == lengths.get(tags):
                 return Roles("token_classification", {"text_column": words, "label_column": tags})
@@ -182,18 +184,22 @@ def _is_image(value: object) -> bool:
 def _recognise_seq2seq(columns: Columns) -> Roles | None:
     """Recognise a text and the text to produce, by usual names of both columns.
 
-    None: one of them is missing, or the second has few different values, as classes have.
+    None: one of them is missing, or the second column holds classes.
     """
     texts = [name for name, values in columns.items() if _are_texts(values)]
     sources = usual_columns(_SOURCES, texts)
-    targets = [name for name in usual_columns(_TARGETS, texts) if not _are_few(columns[name])]
+    targets = [name for name in usual_columns(_TARGETS, texts) if not _are_classes(columns[name])]
     if not sources or not targets:
         return None
     return Roles("seq2seq_lm", {"text_column": sources[0], "target_column": targets[0]})
 
 
 def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
-    """Recognise one or two texts and a label; a label column with fractions is a regression."""
+    """Recognise one or two texts and a label; None: there is no label, or no text.
+
+    Two texts need usual names, such as `premise` and `hypothesis`. Labels with fractions are a
+    regression.
+    """
     texts = [name for name in columns if name != label and _are_texts(columns[name])]
     if label is None or not texts:
         return None
@@ -213,7 +219,8 @@ def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
 def _recognise_texts(columns: Columns) -> Roles | None:
     """Recognise a text with several labels, else texts alone; None: there is no column of texts.
 
-    Several labels are lists in a column with a usual name, or several columns of 0 and 1.
+    Several labels are lists in a column with a usual name, or at least two columns of 0 and 1 whose
+    names can be written as keys.
     """
     texts = [name for name in columns if _are_texts(columns[name])]
     if not texts:
@@ -232,21 +239,26 @@ def _recognise_texts(columns: Columns) -> Roles | None:
 
 
 def _label_column(columns: Columns, declared: Sequence[str]) -> str | None:
-    """Find the column of labels: by its type, by a usual name, else the only one with few values.
+    """Find the column of labels: by its type, else by a usual name, else the only one of classes.
 
-    declared: Columns of classes by their type. None: no such column, or several with few values.
+    Args:
+        columns: The columns.
+        declared: Columns of type `ClassLabel`.
+
+    Returns:
+        The column; None: there is no column of labels, or several of classes without usual names.
     """
     for name in (*declared, *usual_columns(_LABELS, list(columns))):
-        if _are_few(columns[name]) or _are_numbers(columns[name]):
+        if _are_classes(columns[name]) or _are_numbers(columns[name]):
             return name
-    few = [name for name, values in columns.items() if _are_few(values)]
-    if len(few) == 1:
-        return few[0]
+    classes = [name for name, values in columns.items() if _are_classes(values)]
+    if len(classes) == 1:
+        return classes[0]
     return None
 
 
 def _text_column(names: Sequence[str], columns: Columns) -> str:
-    """Pick the column with a usual name, else the one of the longest values."""
+    """Pick the first column with a usual name, else the one with the most characters."""
     usual = usual_columns(_TEXTS, names)
     if usual:
         return usual[0]
@@ -275,8 +287,11 @@ def _are_numbers(values: Sequence[object]) -> bool:
     )
 
 
-def _are_few(values: Sequence[object]) -> bool:
-    """Tell whether values are classes: few different ones, each more than once on average."""
+def _are_classes(values: Sequence[object]) -> bool:
+    """Tell whether values are classes: texts or integers, from 2 to 100 different ones.
+
+    There may be at most half as many different values as values, but always two.
+    """
     if not all(isinstance(value, str | int) for value in values):
         return False
     return 2 <= len(set(values)) <= min(_MOST_CLASSES, max(2, len(values) // 2))

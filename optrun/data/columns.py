@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ _TEXT_TYPES = ("string", "large_string")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
-    """Refuse keys of columns that a task does not read, and a column under two keys.
+    """Refuse keys of columns that a task does not read, and two keys for one column.
 
     Args:
         columns: The keys; None: the data have no such keys.
@@ -46,40 +47,47 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     if columns is None:
         return
     used = list(used)
-    meanings: dict[str, str] = {}
+    key_of_column: dict[str, str] = {}
     for key in ALL_KEYS:
-        name = getattr(columns, key)
-        if name is None:
+        value = getattr(columns, key)
+        if value is None:
             continue
-        several = name if isinstance(name, list | tuple) else [name]
-        for column in several:
-            other_key = meanings.setdefault(column, key)
+        for column in value if isinstance(value, list | tuple) else [value]:
+            other_key = key_of_column.setdefault(column, key)
             if other_key != key:
                 raise ConfigError(
-                    f"data.{key}={name}: data.{other_key} is that column already. Give each its"
-                    " own."
+                    f"data.{key}={value}: data.{other_key} names the same column. Give each key a"
+                    " column of its own."
                 )
         if key not in used:
-            names = ", ".join(f"data.{name}" for name in used) or "none"
+            keys = ", ".join(f"data.{name}" for name in used) or "none"
             raise ConfigError(
-                f"data.{key}={name}: task={task} reads no such column. It reads: {names}."
+                f"data.{key}={value}: task={task} does not use this key. It uses: {keys}."
             )
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
-    """Build the refusal of a missing column, with the columns and the nearest name."""
+    """Build the error for a missing column, with all columns and the nearest names.
+
+    Args:
+        key: What names the column, such as `data.text_column`.
+        name: The missing column.
+        split: Where it is missing.
+    """
     column_names = split.rows.column_names
     close = nearest(name, column_names)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     if split.key.startswith("data.eval"):
         hint += " It needs the column names of data.train."
     return ConfigError(
-        f"{key}={name}: {split.key} has no such column. Columns: {', '.join(column_names)}.{hint}"
+        f"{key}={name}: {split.key} has no column {name}. Columns: {', '.join(column_names)}.{hint}"
     )
 
 
 def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
     """Find the column that a key names, and mark it as read; None: the key is not set.
+
+    Its name may differ in case and in blanks around it.
 
     Raises:
         ConfigError: The split has no column of that name.
@@ -94,10 +102,10 @@ def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str |
 
 
 def unread_columns(source: Source, task: str) -> list[str]:
-    """Name the columns of each split without a use for its task.
+    """Write a sentence for each split with columns that its task does not read.
 
-    A column that the training rows have is not named again for those to evaluate on. A split of
-    which the task has read no column by its name says nothing.
+    A column that was named for the training rows is not named again for evaluation rows. A split
+    is skipped if it has no rows, or if its task finds columns in another way than by their names.
     """
     sentences = []
     named_before: set[str] = set()
@@ -112,7 +120,9 @@ def unread_columns(source: Source, task: str) -> list[str]:
 
 
 def same_column(name: str, column_names: Sequence[str]) -> str | None:
-    """Find a column by its name, whatever its case and the blanks around it.
+    """Find a column by its name, else by its name in another case or with blanks around it.
+
+    None: no column fits, or several do.
 
     Example:
         >>> same_column("label", ["Text", " Label"]), same_column("text", ["Text", "TEXT"])
@@ -121,8 +131,10 @@ def same_column(name: str, column_names: Sequence[str]) -> str | None:
     if name in column_names:
         return name
     folded = name.strip().casefold()
-    close = [candidate for candidate in column_names if candidate.strip().casefold() == folded]
-    return close[0] if len(close) == 1 else None
+    alike = [column for column in column_names if column.strip().casefold() == folded]
+    if len(alike) == 1:
+        return alike[0]
+    return None
 
 
 def usual_columns(names: Iterable[str], column_names: Sequence[str]) -> list[str]:
@@ -147,10 +159,9 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
     if name is not None:
         return name
     if source.columns is None:
-        kind_of_column = f"{key.removesuffix('_column').removesuffix('s')}s"
+        noun = key.removesuffix("_column")  # label, target
         raise ConfigError(
-            f"{split.key} has texts alone, and this task needs {kind_of_column}. Take data=files or"
-            " data=hub."
+            f"{split.key} has only texts, and this task needs {noun}s. Take data=files or data=hub."
         )
     columns = usual_columns(usual, split.rows.column_names)
     if len(columns) == 1:
@@ -171,27 +182,36 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
 
 
 def missing_names(split: Split) -> str:
-    """Say how to name the columns if a row stands in place of their names.
-
-    It does if a name is a fraction, or a text that its own column has among the first 1,000 rows.
+    """Advise to name the columns if the first line seems to be a row, not a header.
 
     Returns:
-        Two sentences that begin with a space; empty if the names are names.
+        Two sentences that begin with a space; empty if the first line seems to be a header.
+    """
+    if not _is_header_a_row(split):
+        return ""
+    columns = split.rows.column_names
+    numbered = ", ".join(f"NAME{number}" for number, _ in enumerate(columns, 1))
+    return (
+        f" The first line seems to be a row, not a header: {', '.join(map(repr, columns))}."
+        f' "data.column_names=[{numbered}]" gives the columns their names, such as text and label.'
+    )
+
+
+def _is_header_a_row(split: Split) -> bool:
+    """Tell whether the names of the columns look like a row of a file without a header.
+
+    They do if one of several kinds of names is a fraction, or if a column has its own name as a
+    text among its first 1,000 rows. Usual names, such as `text`, are always a header.
     """
     columns = split.rows.column_names
     if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), columns):
-        return ""  # a text may well be the word text
+        return False
     has_fraction = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
-    is_row = has_fraction and not all(map(is_number, columns))
-    for name in _list_text_columns(split.rows):
-        if name and name in split.rows.select_columns([name])[:1000][name]:
-            is_row = True
-    if not is_row:
-        return ""
-    numbered = ", ".join(f"NAME{number}" for number, _ in enumerate(columns, 1))
-    return (
-        f" A row stands in place of a line of names: {', '.join(map(repr, columns))}."
-        f' "data.column_names=[{numbered}]" gives the columns their names, such as text and label.'
+    if has_fraction and not all(map(is_number, columns)):
+        return True
+    return any(
+        name and name in split.rows.select_columns([name])[:1000][name]
+        for name in _list_text_columns(split.rows)
     )
 
 
@@ -199,30 +219,31 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     """Find the text column, and mark it as read.
 
     It is the one of `data.text_column`, else the only one of texts, else the one with a usual name.
-    Evaluation rows may have their only column of texts under another name than the training rows; a
+    If evaluation rows lack the column that the key names, their only column of texts is read, and a
     note says so. For a split without rows the column of the training rows is returned.
 
     Args:
         source: Has the keys, and takes notes.
         split: Where the column must be.
-        taken: Columns with another meaning.
+        taken: Columns with another meaning, such as labels.
 
     Raises:
-        ConfigError: No such column, no column of texts, or several.
+        ConfigError: The named column is missing or taken, or there is no column of texts, or
+            several.
     """
-    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+    if not len(split.rows):
         split = source.train
     name = source.columns.text_column if source.columns is not None else None
-    others = [other for other in _list_text_columns(split.rows) if other not in taken]
-    is_elsewhere = name is not None and same_column(name, split.rows.column_names) is None
-    if is_elsewhere and split is not source.train and len(others) == 1:
+    candidates = [column for column in _list_text_columns(split.rows) if column not in taken]
+    is_missing = name is not None and same_column(name, split.rows.column_names) is None
+    if is_missing and split is not source.train and len(candidates) == 1:
         source.notes.append(
-            f"{split.key} has no column {name!r}, so its only text column {others[0]!r} is read"
+            f"{split.key} has no column {name!r}, so its only text column {candidates[0]!r} is read"
         )
-        return split.reading(others[0])
+        return split.reading(candidates[0])
     column = named_column(source.columns, "text_column", split)
     if column is None:
-        column = _usual_text(split, taken, others)
+        column = _usual_text(split, taken, candidates)
     elif column in taken:
         raise ConfigError(
             f"data.text_column={column}: {split.key} has its labels or targets there, not its"
@@ -234,8 +255,15 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
 def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[str]) -> str:
     """Return the only column of texts, else the one with a usual name.
 
+    A column with a usual name that holds objects or lists makes the only column of texts doubtful.
+
+    Args:
+        split: The rows.
+        taken: Columns with another meaning.
+        candidates: The other columns of texts.
+
     Raises:
-        ConfigError: No column of texts, or several.
+        ConfigError: There is no column of texts, or it is not clear which.
     """
     features = split.rows.features
     nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(features.get(name))]
@@ -244,16 +272,17 @@ def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[
     usual = usual_columns(USUAL_TEXTS, candidates)
     if len(usual) == 1:
         return usual[0]
-    for name in USUAL_TEXTS:
-        if not candidates and name in split.rows.column_names:
-            refuse_mixed(split, name)
-    columns = "no column of texts"
-    if candidates:
-        columns = f"several columns of texts ({', '.join(candidates)})"
-    if len(candidates) == 1:
-        columns = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
+    if not candidates:
+        problem = "no column of texts"
+        for name in USUAL_TEXTS:
+            if name in split.rows.column_names:
+                refuse_mixed(split, name)
+    elif len(candidates) == 1:
+        problem = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
+    else:
+        problem = f"several columns of texts ({', '.join(candidates)})"
     raise ConfigError(
-        f"data.text_column is needed: {split.key} has {columns}. {columns_in_words(split.rows)}"
+        f"data.text_column is needed: {split.key} has {problem}. {columns_in_words(split.rows)}"
     )
 
 
@@ -269,25 +298,29 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         labels: The column of label lists; empty: there is none.
 
     Raises:
-        ConfigError: No such column, or it holds no lists of texts.
+        ConfigError: The named column is missing or holds no lists of texts; or no key names one,
+            and there is no column of such lists, or several.
     """
     name = named_column(source.columns, "text_column", split)
-    candidates = [
-        column
-        for column, feature in split.rows.features.items()
-        if column != labels
-        and getattr(getattr(feature, "feature", None), "dtype", None) in _TEXT_TYPES
-    ]
-    if name is None and len(candidates) != 1:
-        candidates = usual_columns(USUAL_WORDS, candidates)
-    if name is None and len(candidates) == 1:
-        return split.reading(candidates[0])
-    if name is not None and name in candidates:
-        return name
-    for column in set(split.rows.column_names) & ({name} if name else set(USUAL_WORDS)):
-        refuse_mixed(split, column)
-    message = f"data.text_column={name}: task=token_classification expects lists of words there."
-    if name is None:
+    candidates = []
+    for column, feature in split.rows.features.items():
+        item_type = getattr(getattr(feature, "feature", None), "dtype", None)
+        if column != labels and item_type in _TEXT_TYPES:
+            candidates.append(column)
+    if name is not None:
+        if name in candidates:
+            return name
+        refuse_mixed(split, name)
+        message = (
+            f"data.text_column={name}: task=token_classification expects lists of words there."
+        )
+    else:
+        if len(candidates) != 1:
+            candidates = usual_columns(USUAL_WORDS, candidates)
+        if len(candidates) == 1:
+            return split.reading(candidates[0])
+        for column in usual_columns(USUAL_WORDS, split.rows.column_names):
+            refuse_mixed(split, column)
         message = (
             f"data.text_column is needed: {split.key} has no single column of word lists. "
             f"{columns_in_words(split.rows)}"
@@ -309,8 +342,8 @@ def target_column(source: Source, split: Split) -> str:
 def image_column(source: Source, split: Split) -> str:
     """Find the column of images, and mark it as read.
 
-    It is the one of `data.image_column`, else the only one of images, else the only one whose first
-    cell is the path of an image; a note says so then.
+    It is the one of `data.image_column`, else the only one of type `Image`, else the only one whose
+    first cell is the path of an image; in the last case a note says so.
 
     Raises:
         ConfigError: There is none, or several.
@@ -319,13 +352,15 @@ def image_column(source: Source, split: Split) -> str:
     if name is not None:
         return name
     columns: list[str] = [
-        name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"
+        column
+        for column, feature in split.rows.features.items()
+        if type(feature).__name__ == "Image"
     ]
     if len(columns) == 1:
         return split.reading(columns[0])
     paths: list[str] = []
     if getattr(split.rows, "num_rows", 0):  # which a stream does not have
-        paths = [name for name, cell in split.rows[0].items() if is_image_path(cell)]
+        paths = [column for column, cell in split.rows[0].items() if is_image_path(cell)]
     if len(paths) == 1 and not columns:
         source.notes.append(
             f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
@@ -344,24 +379,24 @@ def is_image_path(cell: object) -> bool:
 
 
 def _list_text_columns(rows: Dataset) -> list[str]:
-    """List the columns of texts.
+    """List the columns of type text.
 
-    Columns whose first 100 texts are all numbers, or empty, count only if there are no others.
+    Columns whose first 100 texts are all numbers or empty are listed only if there are no others.
     """
-    columns = []
-    columns_of_numbers = []
+    with_words = []
+    with_numbers = []
     for name, feature in rows.features.items():
         if getattr(feature, "dtype", None) not in _TEXT_TYPES:
             continue
         if all(map(is_number, rows.select_columns([name])[:100][name])):
-            columns_of_numbers.append(name)
+            with_numbers.append(name)
         else:
-            columns.append(name)
-    return columns or columns_of_numbers
+            with_words.append(name)
+    return with_words or with_numbers
 
 
 def is_number(value: str | None) -> bool:
-    """Tell whether a text is a number, as `float` reads it; so are None and an empty text."""
+    """Tell whether `float` can read a text; True for None and for an empty text, too."""
     try:
         float(value or "0")
     except (TypeError, ValueError):
@@ -380,56 +415,70 @@ _KINDS = {
 
 
 def refuse_mixed(split: Split, column: str) -> None:
-    """Refuse a column whose cells, or the items of whose lists, are of several types.
+    """Refuse a column whose cells, or the items in its lists, are of several kinds.
 
-    Nothing is read of a column whose type says that it is not mixed. Missing cells may stand beside
-    any type.
+    The kinds are those of `_KINDS`; missing values are of none. A column is read only if its type
+    allows several kinds.
 
     Raises:
-        ConfigError: With the first row that differs from those before it.
+        ConfigError: The message has the first value, and the first value of another kind.
     """
     feature = split.rows.features[column]
     if not is_mixed(feature) and not is_mixed(getattr(feature, "feature", None)):
         return
-    first_cell: _First = {}
-    first_item: _First = {}
+    first_cell = _FirstValue()
+    first_item = _FirstValue()
     for row, cell in enumerate(split.rows[column]):
-        _refuse_other_type(split, column, row, cell, first_cell)
-        for item in cell if isinstance(cell, list) else []:
-            _refuse_other_type(split, column, row, item, first_item)
+        _refuse_other_kind(split, column, row, cell, first_cell)
+        if isinstance(cell, list):
+            for item in cell:
+                _refuse_other_kind(split, column, row, item, first_item)
 
 
-_First = dict[str, tuple[int, object]]
-"""The type of the first value in words, with its row and the value; empty before it."""
+@dataclass
+class _FirstValue:
+    """The first value of a kind that a column has; `kind` is empty before there is one."""
+
+    kind: str = ""
+    row: int = 0
+    value: object = None
 
 
-def _refuse_other_type(split: Split, column: str, row: int, value: object, first: _First) -> None:
-    """Refuse a value of another type than the first one; `first` gets the first."""
+def _refuse_other_kind(
+    split: Split, column: str, row: int, value: object, first: _FirstValue
+) -> None:
+    """Refuse a value of another kind than the first one.
+
+    first: The first value of the column; set here if there is none yet.
+    """
     kind = _KINDS.get(type(value))
-    if kind is None or kind in first:
+    if kind is None or kind == first.kind:
         return
-    if not first:
-        first[kind] = (row, value)
+    if not first.kind:
+        first.kind = kind
+        first.row = row
+        first.value = value
         return
-    [(first_row, first_value)] = first.values()
     raise ConfigError(
-        f"{split.key}: column {column} mixes kinds of values: row {split.number(first_row)} has"
-        f" {cell_repr(first_value)}, row {split.number(row)} has {cell_repr(value)}. Write all of"
-        " them alike."
+        f"{split.key}: column {column} mixes kinds of values: row {split.number(first.row)} has"
+        f" {cell_repr(first.value)}, row {split.number(row)} has {cell_repr(value)}. Write values"
+        " of one kind."
     )
 
 
 def values(split: Split, name: str) -> Iterator[Any]:
-    """Yield the values of a column, of 1,000 rows in memory at a time, and mark it as read."""
+    """Yield the values of a column, and mark it as read; 1,000 rows are in memory at a time."""
     return (value for (value,) in split.cells([name]))
 
 
 def texts(split: Split, column: str) -> Iterator[str]:
-    """Yield the text of each row, as `text_of` makes it of a cell.
+    """Yield the cells of a column as texts, and mark it as read.
+
+    Numbers are written as Python writes them; a missing cell is an empty text.
 
     Raises:
-        ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and
-            numbers.
+        ConfigError: A value is no text, such as a list, bytes or a date; or the column mixes texts
+            and numbers.
     """
     refuse_mixed(split, column)
     for row, value in enumerate(values(split, column)):
@@ -457,10 +506,10 @@ def text_of(value: object) -> str | None:
 
 
 def cell_text(row: Mapping[str, object], column: str) -> str:
-    """Return the text of a row's cell, as `text_of`.
+    """Return a cell of a row as `text_of` does.
 
     Raises:
-        ConfigError: It is something else; the message has no key and no number of the row.
+        ConfigError: It is no text and no number; the caller adds key and row to the message.
     """
     text = text_of(row.get(column))
     if text is None:

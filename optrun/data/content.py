@@ -11,21 +11,10 @@ from typing import IO, Any
 from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import open_file
 from optrun.data.cache import digest
-from optrun.data.encoding import (
-    UTF8,
-    TextEncoding,
-    find_encoding,
-    recode_to_utf8,
-    zero_bytes_error,
-)
+from optrun.data.encoding import UTF8, TextEncoding, find_encoding, recode_to_utf8, zero_bytes_error
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
-_MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
@@ -96,11 +85,7 @@ def chunks_of(path: Path) -> Iterator[bytes]:
 
 
 def as_utf8(path: Path, encoding: str, folder: Path) -> Path:
-    """Write a text, unpacked and as UTF-8, into a folder.
-
-    Returns:
-        The new file.
-    """
+    """Write a text, unpacked and as UTF-8, to a new file in a folder, and return the file."""
     new = folder / f"{digest(str(path))[:8]}-{Path(name_inside(path)).name}"
     new.parent.mkdir(parents=True, exist_ok=True)
     with new.open("wb") as file:
@@ -117,10 +102,10 @@ def compression_of(path: Path) -> str | None:
 
 
 def check_text(path: Path, kind: str, encoding: str | None) -> TextEncoding:
-    """Find the encoding of a text, and refuse an unreadable one.
+    """Find the encoding of a text by reading all of it, and refuse an unreadable one.
 
     Args:
-        path: The file; it may be packed.
+        path: The file; it may be compressed.
         kind: Name of its format, for messages.
         encoding: The encoding that the user named; None: see `find_encoding`.
 
@@ -138,25 +123,38 @@ def check_text(path: Path, kind: str, encoding: str | None) -> TextEncoding:
             lambda: chunks_of(path), encoding, lambda text: _refuse_content(path, kind, text)
         )
     except (UnreadableFileError, pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
-        if getattr(error, "errno", None) is not None:  # the disk's own word, not a decompressor's
+        if getattr(error, "errno", None) is not None:  # from the disk, not from a decompressor
             raise
         raise UnreadableFileError(f"cannot be read as {kind}: {error}") from error
 
 
 def _refuse_content(path: Path, kind: str, text: Iterable[bytes]) -> None:
-    """Refuse a text in UTF-8 of another format, with zero bytes, or blank."""
+    """Refuse a text that is empty, has zero bytes, or begins like another format.
+
+    A text of nothing but white space is refused as text and JSON; tables report it themselves.
+
+    Args:
+        path: The file, for messages.
+        kind: Name of its format.
+        text: Its content as UTF-8.
+
+    Raises:
+        UnreadableFileError: With the reason.
+    """
     line = 1
+    is_empty = True
     is_blank = True
-    number = -1
-    for number, chunk in enumerate(text):
-        if number == 0:
+    for chunk in text:
+        if is_empty:
             _refuse_beginning(chunk, path, kind)
-        if b"\x00" in chunk:
-            line += chunk[: chunk.index(b"\x00")].count(b"\n")
+        is_empty = False
+        before_zero, zero, _ = chunk.partition(b"\x00")
+        line += before_zero.count(b"\n")
+        if zero:
             raise zero_bytes_error(line)
-        line += chunk.count(b"\n")
-        is_blank = is_blank and not chunk.decode(UTF8, "replace").strip()
-    if number < 0:
+        if chunk.decode(UTF8, "replace").strip():
+            is_blank = False
+    if is_empty:
         raise UnreadableFileError("the file is empty.")
     if is_blank and kind in ("text", "json"):
         raise UnreadableFileError("no rows in it: nothing but white space.")
@@ -181,18 +179,22 @@ def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
 
 
 def name_with_ending(path: Path, ending: str) -> str:
-    """Return the name of a file with another ending; that of a compression stays behind it."""
-    packed = ""
-    if path.suffix.lower() in COMPRESSED:
-        packed = path.suffix
-    return Path(path.name.removesuffix(packed)).with_suffix(ending).name + packed
+    """Return the name of a file with another ending; that of a compression stays behind it.
+
+    Example:
+        >>> name_with_ending(Path("a.csv.gz"), ".jsonl")
+        'a.jsonl.gz'
+    """
+    name = name_inside(path)
+    compression = path.name.removeprefix(name)
+    return Path(name).with_suffix(ending).name + compression
 
 
 def parse_row(text: str | bytes) -> Any:
-    """Parse a row of JSON and refuse a repeated key.
+    """Parse a row of JSON.
 
     Raises:
-        ValueError: It is no JSON; a key stands twice; it is nested too deeply.
+        ValueError: It is no JSON, a key is repeated in an object, or it is nested too deeply.
     """
     try:
         return json.loads(text, object_pairs_hook=unique_keys)
@@ -201,16 +203,16 @@ def parse_row(text: str | bytes) -> Any:
 
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make an object of keys and values, for the `json` module.
+    """Make a dict of the keys and values of an object: an `object_pairs_hook` of `json`.
 
     Raises:
-        ValueError: A key stands twice, so that one of its values would be lost.
+        ValueError: A key is repeated; `json` alone would drop its first value.
     """
     values = dict(pairs)
     if len(values) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} stands twice in one object")
+        raise ValueError(f"the key {repeated!r} is repeated in one object")
     return values
 
 

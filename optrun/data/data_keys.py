@@ -34,7 +34,7 @@ def data_keys(name: str) -> dict[str, str]:
         Key to value, such as `{"data": "files", "data.train": "reviews.csv"}`.
 
     Raises:
-        ConfigError: There is no such thing, or it is not clear what a folder holds.
+        ConfigError: Nothing has this name, or it is not clear what a folder holds.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -47,7 +47,7 @@ def data_keys(name: str) -> dict[str, str]:
         return {"data": name}
     if path.suffix.lower() in by_ending() or "/" not in name:
         resolve("data.train", name)
-        return _keys("files", name, None)  # a glob
+        return _keys("files", name)  # a glob
     return {"data": "hub", "data.path": name}
 
 
@@ -65,7 +65,7 @@ def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
     return [path for path in splits.values() if path not in keys.values()]
 
 
-def _keys(kind: str, train: Path | str, held_out: Path | str | None) -> dict[str, str]:
+def _keys(kind: str, train: Path | str, held_out: Path | str | None = None) -> dict[str, str]:
     keys = {"data": kind, "data.train": str(train)}
     if held_out is not None:
         keys["data.eval"] = str(held_out)
@@ -73,7 +73,10 @@ def _keys(kind: str, train: Path | str, held_out: Path | str | None) -> dict[str
 
 
 def _sibling_split(path: Path) -> Path | None:
-    """Find the rows to evaluate on beside the training rows, `test.csv` beside `train.csv`."""
+    """Find the evaluation rows beside training rows, such as `a-test.csv` beside `a-train.csv`.
+
+    None: the name of the training rows has no word `train`, or nothing has the other name.
+    """
     match = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
     if match is None:
         return None
@@ -85,9 +88,10 @@ def _sibling_split(path: Path) -> Path | None:
 
 
 def _folder_keys(folder: Path) -> dict[str, str]:
-    """Find the keys of a folder.
+    """Find the keys that read a folder.
 
-    It is one of `save_to_disk` or of classes, or has splits, or files of one format.
+    The folder may be one of `save_to_disk`, have a folder for each class, files named after splits,
+    or files with one ending; texts such as README.md do not count.
 
     Raises:
         ConfigError: It is none of these.
@@ -108,6 +112,8 @@ def _folder_keys(folder: Path) -> dict[str, str]:
     ]
     endings = {path.suffix for path in tables}
     if not splits and len(endings) == 1:
-        is_flat = all(path.parent == folder for path in tables)
-        return _keys("files", f"{folder}/{'' if is_flat else '**/'}*{endings.pop()}", None)
+        pattern = f"*{endings.pop()}"
+        if any(path.parent != folder for path in tables):
+            pattern = f"**/{pattern}"
+        return _keys("files", f"{folder}/{pattern}")
     raise ConfigError(f"data.train={folder}: {suggest_files(folder, formats)}")

@@ -1,4 +1,4 @@
-"""Read csv and tsv as they stand: each field is a text, a wrong width is an error.
+"""Read csv and tsv exactly: each field is a text, a row of another width is an error.
 
 Python's csv module reads them, since it is the one that refuses a quotation mark out of place:
 pyarrow takes the rest of a file for one field, and pandas fills up a row that is too short.
@@ -6,12 +6,10 @@ pyarrow takes the rest of a file for one field, and pandas fills up a row that i
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -48,8 +46,8 @@ def read_delimited(reading: Reading, kind: str) -> Dataset:
     """Read rows of csv or tsv files, mapped from the cache.
 
     Args:
-        reading: The files. Its `notes` get what was found where no option says it: the delimiter,
-            escaped quotation marks, repeated headers.
+        reading: The files. Its `notes` get what no option says: a delimiter that was found, escaped
+            quotation marks, repeated headers.
         kind: `csv` or `tsv`: separated by commas or tabs, unless an option or the first rows say
             otherwise.
 
@@ -57,8 +55,8 @@ def read_delimited(reading: Reading, kind: str) -> Dataset:
         Every column as text, `007` and `NA` included; an empty field is None.
 
     Raises:
-        ConfigError: Files with different columns, a column named twice, a row of another width, a
-            quotation mark out of place, a delimiter that cannot be found.
+        ConfigError: The files have different columns, a column name is repeated, a row has another
+            width, a quotation mark is out of place, or the delimiter is not clear.
     """
     from datasets import Dataset
 
@@ -71,38 +69,56 @@ def read_delimited(reading: Reading, kind: str) -> Dataset:
 
 
 def _convert(reading: Reading, kind: str, folder: Path) -> None:
-    """Write the rows of all files to `rows.arrow`, and to `notes.json` pairs of file and note."""
-    import pyarrow as pa
+    """Write the rows of all files to `rows.arrow`, and the notes about them to `notes.json`.
 
-    with contextlib.ExitStack() as stack:
-        stack.callback(csv.field_size_limit, csv.field_size_limit(_LONGEST_FIELD))
-        plain = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
-        tables = [
-            _Table(f"{reading.key}={path}", text, kind, reading)
-            for path, text in zip(reading.files, reading.utf8_files(plain), strict=True)
-        ]
-        names = tables[0].names
-        for path, table in zip(reading.files, tables, strict=True):
-            if table.names != names:
-                raise ConfigError(
-                    f"{reading.key}={path}: its columns are {', '.join(table.names)}; those of"
-                    f" {reading.files[0]} are {', '.join(names)}. Give files with the same columns"
-                    " in the same order."
-                )
-        schema = pa.schema([(name, pa.string()) for name in names])
-        sink = stack.enter_context(pa.OSFile(str(folder / "rows.arrow"), "wb"))
-        writer = stack.enter_context(pa.ipc.new_stream(sink, schema))
-        rows = chain.from_iterable(table.rows() for table in tables)
-        while batch := list(islice(rows, _BATCH)):
-            columns = [[cell or None for cell in column] for column in zip(*batch, strict=True)]
-            arrays = [pa.array(column, pa.string()) for column in columns]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-    notes = [(number, note) for number, table in enumerate(tables) for note in table.notes]
+    A note is a pair of the number of its file and a text.
+    """
+    limit_before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as plain:
+            tables = [
+                _Table(f"{reading.key}={path}", text, kind, reading)
+                for path, text in zip(reading.files, reading.utf8_files(Path(plain)), strict=True)
+            ]
+            _refuse_other_columns(reading, tables)
+            _write_rows(tables, folder / "rows.arrow")
+    finally:
+        csv.field_size_limit(limit_before)
+    notes = []
+    for number, table in enumerate(tables):
+        notes += [(number, note) for note in table.notes]
     (folder / "notes.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
+def _refuse_other_columns(reading: Reading, tables: Sequence[_Table]) -> None:
+    """Refuse a file whose columns are not those of the first file, in the same order."""
+    names = tables[0].names
+    for path, table in zip(reading.files, tables, strict=True):
+        if table.names != names:
+            raise ConfigError(
+                f"{reading.key}={path}: its columns are {', '.join(table.names)}; those of"
+                f" {reading.files[0]} are {', '.join(names)}. Give files with the same columns in"
+                " the same order."
+            )
+
+
+def _write_rows(tables: Sequence[_Table], path: Path) -> None:
+    """Write the rows of all tables to an Arrow file, as texts; an empty field is null."""
+    import pyarrow as pa
+
+    schema = pa.schema([(name, pa.string()) for name in tables[0].names])
+    rows = chain.from_iterable(table.rows() for table in tables)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        while batch := list(islice(rows, _BATCH)):
+            arrays = []
+            for column in zip(*batch, strict=True):
+                cells = [cell or None for cell in column]
+                arrays.append(pa.array(cells, pa.string()))
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
 def _plain_name(cell: str) -> str:
-    """Return a name without what joined files may add or change: a byte order mark, its case."""
+    """Return a column name in lower case, without a byte order mark and blanks around it."""
     return cell.removeprefix("\ufeff").strip().casefold()
 
 
@@ -137,7 +153,11 @@ class _Table:
         self.names = self._column_names(options.column_names)
 
     def _column_names(self, names: Sequence[str] | None) -> list[str]:
-        """Return `data.column_names`, if there are any, else the header."""
+        """Return the names of the columns: `data.column_names`, else the first row.
+
+        Raises:
+            ConfigError: There is no row, the number of names is wrong, or a name is repeated.
+        """
         first = next(self._records(), None)
         if first is None:
             raise ConfigError(f"{self._cannot}: there is no header line.")
@@ -150,28 +170,32 @@ class _Table:
         repeated = [name for name in columns if columns.count(name) > 1]
         if repeated:
             raise ConfigError(
-                f"{self._where}: two columns are called {repeated[0]!r}. If there is no line of"
-                ' names, "data.column_names=[NAME1,NAME2,...]" gives them.'
+                f"{self._where}: two columns are called {repeated[0]!r}. If the file has no"
+                ' header, "data.column_names=[NAME1,NAME2,...]" names the columns.'
             )
         return columns
 
     def _needs_escapes(self) -> bool:
-        r"""Tell whether quotes are written `\"`: the file has them, and is no csv without them."""
+        r"""Tell whether quotes inside of quotes are written `\"`, by reading the whole file.
+
+        They are if the file has `\"` and is no correct csv with the usual `""`.
+        """
         if not any(b'\\"' in chunk for chunk in chunks_of(self._text)):
             return False
         try:
-            deque(self._records(), maxlen=0)
+            for _ in self._records():
+                pass
         except ConfigError:
             return True
         return False
 
     def _records(self) -> Iterator[list[str]]:
-        """Yield all rows except blank ones, the header included.
+        """Yield the cells of all rows except blank ones, the header included.
 
         Raises:
-            ConfigError: A quotation mark out of place.
+            ConfigError: A quotation mark is out of place; the message says where and why.
         """
-        number = 0 if self._has_header else 1
+        number = 0 if self._has_header else 1  # of the row, for messages; the header is 0
         with (
             open_bytes(self._text) as stream,
             io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines,
@@ -189,13 +213,13 @@ class _Table:
                 raise ConfigError(f"{self._cannot}: row {number:,}: {reason}.") from error
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows without the header; one that repeats inside the file is left out.
+        """Yield the rows without the header and without rows that repeat it.
 
-        `notes` then gets their number.
+        `notes` gets the number of repeated headers.
 
         Raises:
-            ConfigError: A row of another width, a quotation mark out of place, or a row equal to
-                the first line, which may be no header.
+            ConfigError: A row has another width, a quotation mark is out of place, or a row is
+                equal to the first line, which may be no header.
         """
         repeats = 0
         for number, cells in enumerate(self._records(), 0 if self._has_header else 1):
@@ -208,13 +232,16 @@ class _Table:
             else:
                 yield cells
         if repeats:
-            self.notes.append(f"rows that repeat the line of names are left out: {repeats:,}")
+            self.notes.append(f"rows that repeat the header are left out: {repeats:,}")
 
     def _repeats_header(self, number: int, cells: list[str]) -> bool:
         """Tell whether a row repeats the header, as in joined files.
 
+        It does if the names are equal but for case, blanks and a byte order mark.
+
         Raises:
-            ConfigError: It may as well be a row, of a file without a header.
+            ConfigError: They are equal, but no name is a usual one, so that the first line may be a
+                row of a file without a header.
         """
         if not self._has_header or len(cells) == 1:
             return False
@@ -225,17 +252,17 @@ class _Table:
         names = ", ".join(f"NAME{at}" for at in range(1, 1 + len(cells)))
         raise ConfigError(
             f"{self._where}: row {number:,} repeats the first line, which has the names of the"
-            f" columns: {', '.join(map(repr, cells))}. Take the repeated line out, or, if a row"
-            f' stands in place of a line of names, say "data.column_names=[{names}]".'
+            f" columns: {', '.join(map(repr, cells))}. Remove the repeated line, or, if the file"
+            f' has no header, add "data.column_names=[{names}]".'
         )
 
     def _wrong_width(self, number: int, cells: list[str]) -> ConfigError:
-        """Build the error for a row of the wrong width."""
-        comment = self.names[0].strip()
-        if comment.startswith("#") and self._has_header:
+        """Build the error for a row of the wrong width, or for a comment as header."""
+        first_name = self.names[0].strip()
+        if first_name.startswith("#") and self._has_header:
             return ConfigError(
-                f"{self._where}: it begins with {comment[:40]!r}, where the names of the columns"
-                " belong. Take comments out of the file."
+                f"{self._where}: it begins with {first_name[:40]!r}, where the names of the columns"
+                " belong. Remove comments from the file."
             )
         mark = self._dialect.delimiter
         hint = ""

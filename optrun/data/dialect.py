@@ -55,14 +55,14 @@ def find_dialect(
         where: Key and path, for messages.
         sample: The first lines; the last one may be cut.
         kind: `csv` or `tsv`.
-        delimiter: `data.delimiter`, one character or `tab`; None: Excel's first line `sep=;` says
-            it, else it is found by `_guess_delimiter`.
+        delimiter: `data.delimiter`, one character or `tab`; None: Excel's first line `sep=;` names
+            it, else the first rows decide.
 
     Returns:
-        The dialect, and a note for the user; None if it is what was said, or what is usual.
+        The dialect, and a note for the user; None if the user named it, or if it is the usual one.
 
     Raises:
-        ConfigError: As `_guess_delimiter`.
+        ConfigError: Several delimiters fit the first rows, and the usual one does not.
 
     Example:
         >>> find_dialect("a.csv", "text;label\na, b;0\n", "csv", None)[1]
@@ -84,27 +84,28 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
     """Guess a delimiter by the first rows.
 
     One fits if it splits each of the first 50 rows into the same number of columns, at least two.
-    The usual one of the kind wins. If none fits, those in the header count.
+    If none does, those that are in the header fit. The usual one of the kind wins if it fits, or if
+    none fits.
 
     Returns:
-        The delimiter, and a note for the user; None if no other one fits.
+        The delimiter, and a note for the user; None if only the usual one fits, or none.
 
     Raises:
         ConfigError: Several fit, and the usual one does not.
     """
     usual = _USUAL[kind]
-    fitting = [
-        mark
-        for mark in _DELIMITERS
-        if _count_columns(sample, Dialect(mark, _is_quoted(kind, mark))) > 1
-    ]
-    others = [mark for mark in fitting if mark != usual]
-    if usual in fitting and others:
+    fitting = []
+    for delimiter in _DELIMITERS:
+        dialect = Dialect(delimiter, _is_quoted(kind, delimiter))
+        if _count_columns(sample, dialect) > 1:
+            fitting.append(delimiter)
+    if usual in fitting and len(fitting) > 1:
+        other = next(delimiter for delimiter in fitting if delimiter != usual)
         return usual, (
-            f"columns separated by {usual!r}; every row has {others[0]!r}, too"
-            f" ({_option(others[0])} reads them so)"
+            f"columns separated by {usual!r}; every row has {other!r}, too"
+            f" ({_option(other)} separates columns there)"
         )
-    fitting = fitting or [mark for mark in _DELIMITERS if mark in header]
+    fitting = fitting or [delimiter for delimiter in _DELIMITERS if delimiter in header]
     if not fitting or usual in fitting:
         return usual, None  # a single column, or rows of different widths, which `rows` refuses
     if len(fitting) > 1:
@@ -128,11 +129,16 @@ def _option(delimiter: str) -> str:
 
 
 def _count_columns(sample: str, dialect: Dialect) -> int:
-    """Count the columns of the first rows; 0 if the rows differ. The last row may be cut."""
+    """Count the columns of the first rows; 0 if the rows differ.
+
+    The last row is ignored, unless it is the only one, since it may be cut.
+    """
     try:
         rows = dialect.read(io.StringIO(sample, newline=""), strict=False)
         widths = [len(row) for row in islice(rows, _SAMPLE_ROWS) if row]
     except csv.Error:
         return 0
-    complete = set(widths[:-1] or widths)
-    return complete.pop() if len(complete) == 1 else 0
+    complete = widths[:-1] or widths
+    if len(set(complete)) == 1:
+        return complete[0]
+    return 0

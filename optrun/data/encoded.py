@@ -58,7 +58,7 @@ def write_ids(
     dtype: str,
     characters: int,
 ) -> None:
-    """Write the ids, lengths and hashes of texts into a folder, batch by batch.
+    """Encode texts, and write their ids, lengths and hashes into a folder, batch by batch.
 
     Args:
         texts: The texts, or whatever the encoder takes.
@@ -80,7 +80,7 @@ def write_ids(
             for name, rows in encoder(batch, True).items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
-                sizes = _write(rows, files[name], dtype)
+                sizes = _append_ids(rows, files[name], dtype)
             lengths.append(sizes)
             lost.append(_count_lost_tokens(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
@@ -93,12 +93,8 @@ def write_ids(
     np.save(folder / "hashes.npy", np.concatenate(hashes))
 
 
-def _write(rows: Iterable[Sequence[int]], file: BinaryIO, dtype: str) -> np.ndarray:
-    """Write ids of texts to a file.
-
-    Returns:
-        How many each has; shape (texts,), int64.
-    """
+def _append_ids(rows: Iterable[Sequence[int]], file: BinaryIO, dtype: str) -> np.ndarray:
+    """Append the ids of texts to a file, and return the length of each; shape (texts,), int64."""
     arrays = [np.asarray(row, dtype=dtype) for row in rows]
     np.concatenate(arrays).tofile(file)
     return np.array(list(map(len, arrays)), dtype=np.int64)
@@ -107,20 +103,24 @@ def _write(rows: Iterable[Sequence[int]], file: BinaryIO, dtype: str) -> np.ndar
 def _count_lost_tokens(
     batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None
 ) -> np.ndarray:
-    """Count the lost tokens of each text of a batch; shape (texts,), int64."""
+    """Count the tokens that were cut off each text of a batch; shape (texts,), int64.
+
+    Texts that fill `longest` are encoded again without cutting. None: nothing was cut.
+    """
     lost = np.zeros(len(batch), dtype=np.int64)
-    full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
+    if longest is None:
+        return lost
+    full = np.flatnonzero(sizes >= longest).tolist()
     if full:
         uncut = encoder([batch[index] for index in full], False)["input_ids"]
-        lost[full] = [len(row) for row in uncut]
-        lost[full] -= sizes[full]
+        lost[full] = np.array([len(row) for row in uncut]) - sizes[full]
     return lost
 
 
 def map_ids(path: Path, dtype: str) -> np.ndarray:
-    """Map a file of ids of `write_ids`; shape (tokens,)."""
+    """Map a file of ids of `write_ids`, little-endian; shape (tokens,)."""
     kind = np.dtype(dtype).newbyteorder("<")
-    if path.stat().st_size == 0:  # nothing cannot be mapped
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=kind)
     # A plain array over the mapped bytes: slices of a memmap are slow.
     return np.asarray(np.memmap(path, dtype=kind, mode="r"))

@@ -64,14 +64,15 @@ def find_encoding(
         chunks: Gives the bytes of the text anew at each call.
         encoding: `data.encoding`; None: the one of its byte order mark, else UTF-8, else cp1252 if
             charset-normalizer finds that plausible.
-        check: Reads the whole text, as UTF-8; what it raises is raised.
+        check: Called with the whole text as UTF-8, which it must read; its errors are passed on.
 
     Raises:
         UnreadableFileError: It is another encoding, or damaged.
     """
-    head = next(iter(chunks()), b"")
-    by_mark = next((name for mark, name in _MARKS if head.startswith(mark)), UTF8)
-    name = encoding or by_mark
+    name = encoding
+    if name is None:
+        head = next(iter(chunks()), b"")
+        name = next((name for mark, name in _MARKS if head.startswith(mark)), UTF8)
     try:
         check(recode_to_utf8(chunks(), name))
     except NotDecodableError as error:
@@ -79,7 +80,7 @@ def find_encoding(
             raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
         if name != UTF8:
             raise
-        sample = _check_western(chunks(), error)
+        sample = _line_as_western(chunks(), error)
         check(recode_to_utf8(chunks(), _WESTERN))
         return TextEncoding(_WESTERN, sample)
     return TextEncoding(name, "")
@@ -89,7 +90,7 @@ def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """Yield a text as UTF-8, without a byte order mark.
 
     Raises:
-        NotDecodableError: Bytes that are not of this encoding.
+        NotDecodableError: Some bytes are not of this encoding; the error has their line.
     """
     name = "utf-8-sig" if encoding == UTF8 else encoding
     decoder = codecs.getincrementaldecoder(name)()
@@ -116,12 +117,19 @@ def zero_bytes_error(line: int) -> UnreadableFileError:
     )
 
 
-def _check_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
-    """Return the line that is no UTF-8 as cp1252, if the text is plausible in that encoding.
+def _line_as_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
+    """Decode the line that is no UTF-8 as cp1252, for a person to check this guess.
 
-    The best guess of charset-normalizer is not taken: of short texts it prefers cp1250 ("naďve" for
-    "naïve"), and Turkish is as plausible to it in cp1252 as in cp1254. Letters that would be others
-    there are refused.
+    The guess is made if charset-normalizer finds cp1252 possible, not only if it is its best one:
+    it prefers cp1250 for short texts ("naďve" for "naïve"). Turkish looks as possible to it in
+    cp1252 as in cp1254, so a text with letters that differ there is refused.
+
+    Args:
+        chunks: The bytes of the text; its beginning and lines beyond ASCII are looked at.
+        fault: Has the line.
+
+    Returns:
+        A sentence such as `line 3 is 'naïve'`.
 
     Raises:
         UnreadableFileError: It is another encoding, or damaged.
@@ -136,8 +144,8 @@ def _check_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
         raise zero_bytes_error(fault.line)
     line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
     matches = from_bytes(sample, threshold=_CHAOS)
-    is_plausible = any(_WESTERN in match.could_be_from_charset for match in matches)
-    if is_plausible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
+    is_possible = any(_WESTERN in match.could_be_from_charset for match in matches)
+    if is_possible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
         return f"line {fault.line:,} is {line!r}"
     raise UnreadableFileError(
         f"the bytes of line {fault.line:,} are not UTF-8; as cp1252 it would be {line!r}. If"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -78,7 +78,7 @@ class Examples:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """Digest offsets, flat arrays and scalars; whether ids have two or four bytes is equal."""
+        """Digest offsets, flat arrays and scalars; ids of two and of four bytes are equal."""
         return cached_result(
             digest_if_known("examples-1", self.origin, *scalar_pieces(self.scalars)),
             self._fingerprint,
@@ -175,20 +175,17 @@ class InMemory:
 
     def fingerprint(self) -> str:
         """Digest every value, with its name, type and shape."""
-        return digest_of(self._pieces())
+        return digest_of(self._digest_pieces())
 
-    def _pieces(self) -> Iterator[str | bytes]:
+    def _digest_pieces(self) -> Iterator[str | bytes]:
+        """Yield name, type, shape and bytes of every array, in the order of examples and names."""
         for example in self.examples:
-            for name in sorted(example):
-                yield from _pieces(name, example[name])
-
-
-def _pieces(name: str, value: object) -> Iterator[str | bytes]:
-    parts = value if isinstance(value, list) else [value]
-    yield f"{name} {len(parts)}"
-    for array in map(np.asarray, parts):
-        yield f"{array.dtype} {array.shape}"
-        yield array.tobytes()
+            for name, value in sorted(example.items()):
+                arrays = value if isinstance(value, list) else [value]
+                yield f"{name} {len(arrays)}"
+                for array in map(np.asarray, arrays):
+                    yield f"{array.dtype} {array.shape}"
+                    yield array.tobytes()
 
 
 @dataclass(eq=False)
@@ -217,22 +214,24 @@ class Joined:
 
 
 def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | None:
-    """Choose the examples to keep if their number is limited; None: all of them.
+    """Draw the examples to keep if their number is limited.
 
     Args:
         count: How many there are.
         limit: How many to keep; None: all.
-        seed: Picks them; None: by chance too, but the same ones for every seed of a run, so that
-            runs are judged on the same examples.
+        seed: Decides the draw and the order. None: the same draw for every run, in ascending order,
+            so that runs are evaluated on the same examples.
 
     Returns:
-        Indices, shape (limit,), int64.
+        Indices, shape (limit,), int64; None: all examples, in their order.
     """
     if limit is None or limit >= count:
         return None
     stream = "evaluation subset" if seed is None else "subset"
     indices = generator(seed or 0, stream).permutation(count)[:limit]
-    return np.sort(indices) if seed is None else indices
+    if seed is None:
+        return np.sort(indices)
+    return indices
 
 
 SomeExamples = TypeVar("SomeExamples", bound=Sized)
@@ -272,22 +271,13 @@ def encode(
     Returns:
         One example per text, mapped from the cache.
     """
-
-    def digest_and_size() -> tuple[str, int]:
-        characters = 0
-
-        def pieces() -> Iterator[str]:
-            nonlocal characters
-            for text in texts():
-                characters += size_of(text)
-                yield repr(text)
-
-        return digest_of(pieces()), characters
-
-    total, characters = cached_result(digest_if_known("texts-1", content), digest_and_size)
-    fits_two_bytes = ids_below is not None and ids_below <= _FEW
-    dtype = "uint16" if fits_two_bytes else "int32"
-    name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
+    texts_digest, characters = cached_result(
+        digest_if_known("texts-1", content), lambda: _digest_texts(texts())
+    )
+    dtype = "int32"
+    if ids_below is not None and ids_below <= _FEW:
+        dtype = "uint16"
+    name = digest("tokens-5", dtype, versions(*MAKERS), texts_digest, key)
     folder = cached(
         "tokens",
         name,
@@ -305,8 +295,22 @@ def encode(
     )
 
 
+def _digest_texts(texts: Iterable[object]) -> tuple[str, int]:
+    """Digest the `repr` of each text, and count the characters of all, in one pass."""
+    characters = 0
+
+    def reprs() -> Iterator[str]:
+        nonlocal characters
+        for text in texts:
+            characters += size_of(text)
+            yield repr(text)
+
+    texts_digest = digest_of(reprs())
+    return texts_digest, characters  # counted while the digest was computed
+
+
 def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
-    """Join documents and cut them into blocks.
+    """Join documents, and cut the result into blocks of equal length.
 
     Args:
         examples: One document each, with `input_ids` alone, borders between documents included.
@@ -319,9 +323,8 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
         token at the end is always dropped, since nothing can be predicted from it.
     """
     ids = examples.ragged["input_ids"]
-    blocks = len(ids) // length
+    blocks, rest = divmod(len(ids), length)
     borders = np.arange(blocks + 1, dtype=np.int64) * length
-    rest = len(ids) - blocks * length
     if rest > 1 and (keep_rest or blocks == 0):
         borders = np.append(borders, len(ids))
     origin = digest_if_known(examples.origin, "packed", str(length), str(keep_rest))

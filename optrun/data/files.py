@@ -28,7 +28,9 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def load_files(config: FilesConfig, *, documents: bool) -> Source:
-    """Read the files of `data.train` and `data.eval`.
+    """Read the files of `data.train`, as a stream if `data.streaming=true`, and of `data.eval`.
+
+    Notes say which files are in both, and which training files are named after other splits.
 
     Raises:
         ConfigError: As `read_files`.
@@ -40,10 +42,10 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
         name: (eval_key(name), resolve(eval_key(name), paths))
         for name, paths in config.eval_files()
     }
-    read_whole = dict(eval_files)
+    unstreamed = dict(eval_files)
     if not config.streaming:
-        read_whole["train"] = ("data.train", train_files)
-    _refuse_unused_options(config, options, read_whole)
+        unstreamed["train"] = ("data.train", train_files)
+    _refuse_unused_options(config, options, unstreamed)
     if config.streaming:
         rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
@@ -65,13 +67,13 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 
 
 def _splits_among(files: list[Path]) -> list[str]:
-    """Return a note if training files are named after other splits, beside files called `train`."""
+    """Return a note if some training files are named after `train`, others after other splits."""
     names = {path: split_name(path, path.parent.parent) for path in files}
     other_files = [str(path) for path, name in names.items() if name not in (None, "train")]
     if not other_files or "train" not in names.values():
         return []
     return [
-        f"data.train holds {len(other_files):,} files that are called as other splits:"
+        f"data.train holds {len(other_files):,} files that are named after other splits:"
         f" {first_names(other_files, 3)}"
     ]
 
@@ -79,43 +81,49 @@ def _splits_among(files: list[Path]) -> list[str]:
 def _refuse_unused_options(
     config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
 ) -> None:
-    """Refuse options of reading without a meaning for any of the files."""
+    """Refuse options that have no effect on any of the files.
+
+    Args:
+        config: `streaming` and `format` of it are used.
+        options: The options that the user set.
+        files: Key of the configuration and paths by split, of all splits that are not streamed.
+
+    Raises:
+        ConfigError: With the option, and the formats that it is read for.
+    """
     if config.streaming and config.format is not None:
         raise ConfigError(
-            f"data.format={config.format}: a stream is read by its endings. Leave it out."
+            f"data.format={config.format}: a stream is read by the endings of its files. Leave"
+            " it out."
         )
-    kinds: set[str] = set()
+    formats: set[str] = set()
     for key, paths in files.values():
-        kinds.update(format_of(key, path, options.format).name for path in paths)
+        formats.update(format_of(key, path, options.format).name for path in paths)
     for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
-        formats = [row.name for row in FORMATS.values() if name in row.options]
-        if value is not None and not kinds & set(formats):
-            remedy = "Leave it out."
-            if kinds == {"text"} and "csv" in formats:
-                remedy = "Leave it out, or add data.format=csv if the lines are rows of a table."
-            raise ConfigError(
-                f"data.{name}={value}: has no effect on"
-                f" {' and '.join(sorted(kinds)) or 'a stream'}; it is read for"
-                f" {', '.join(formats)}. {remedy}"
-            )
+        affected = [row.name for row in FORMATS.values() if name in row.options]
+        if value is None or not formats.isdisjoint(affected):
+            continue
+        remedy = "Leave it out."
+        if formats == {"text"} and "csv" in affected:
+            remedy = "Leave it out, or add data.format=csv if the lines are rows of a table."
+        raise ConfigError(
+            f"data.{name}={value}: has no effect on"
+            f" {' and '.join(sorted(formats)) or 'a stream'}; it is read for"
+            f" {', '.join(affected)}. {remedy}"
+        )
 
 
 def read_split(
-    key: str,
-    files: list[Path],
-    options: ReadOptions,
-    notes: list[str],
-    *,
-    documents: bool = False,
+    key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool = False
 ) -> Split:
     """Read rows of files, with a digest of their content.
 
     Args:
         key: The configuration key, for messages.
         files: Files of one format, or folders of classes.
-        options: How they are read, as it was said.
-        notes: Takes what was found where nothing was said.
+        options: How they are read, as the user said.
+        notes: Gets sentences about what was found instead, such as encodings.
         documents: True: a text file is one row; False: each of its lines is one.
 
     Raises:
@@ -129,9 +137,8 @@ def read_split(
         encoding, sample = check_file(key, path, kind, options.encoding)
         encodings.append(encoding)
         if encoding != UTF8 and options.encoding is None:
-            notes.append(
-                f"{key}={path}: read as {encoding}{f': {sample}' if sample else ''} (data.encoding)"
-            )
+            line = f": {sample}" if sample else ""
+            notes.append(f"{key}={path}: read as {encoding}{line} (data.encoding)")
     contents = [digest_folder(path) if path.is_dir() else digest_file(path) for path in files]
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
@@ -155,13 +162,13 @@ def read_files(
     """Read one file, a list of files, a glob, or a folder of data.
 
     Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
-    quoted; a tsv field is taken as it stands.
+    quoted; quotation marks in a tsv field are characters like others.
 
     Args:
         key: The configuration key, for messages.
         paths: A path, a list of them; each may be a glob.
-        options: How they are read, as it was said.
-        notes: Takes what was found where nothing was said.
+        options: How they are read, as the user said.
+        notes: Gets sentences about what was found instead; None: they are dropped.
         documents: True: a text file is one row; False: each of its lines is one.
 
     Returns:
@@ -179,50 +186,57 @@ def resolve(key: str, paths: Paths) -> list[Path]:
     """List the files of paths and globs, in order, without repeats.
 
     Raises:
-        ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a
-            file that may not be read.
+        ConfigError: A path or glob names nothing, a folder has no folder for each class, or a file
+            may not be read.
     """
-    files_by_path: dict[Path, None] = {}
+    files: dict[Path, None] = {}  # an ordered set
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
         name = str(Path(pattern).expanduser())
-        if Path(name).is_file() or (Path(name).is_dir() and has_classes(Path(name))):
-            matches = [name]
-        else:
-            # Path.glob takes no pattern that begins at the root.
-            candidates = glob.glob(name, recursive=True)  # noqa: PTH207
-            matches = sorted(match for match in candidates if Path(match).is_file())
+        matches = _match_files(name)
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_no_file(name)}")
-        files_by_path.update(dict.fromkeys(Path(match) for match in matches))
-    for path in (path for path in files_by_path if path.is_file()):
+        files.update(dict.fromkeys(map(Path, matches)))
+    for path in files:
+        if path.is_dir():
+            continue
         try:
             open_file(path, follow=True).close()
         except PermissionError as error:
             raise ConfigError(f"{key}={path}: no permission to read this file.") from error
-    return list(files_by_path)
+    return list(files)
+
+
+def _match_files(name: str) -> list[str]:
+    """List the files that a path or glob names, in order, or the one folder of classes."""
+    path = Path(name)
+    if path.is_file() or (path.is_dir() and has_classes(path)):
+        return [name]
+    # Path.glob takes no pattern that begins at the root.
+    matches = glob.glob(name, recursive=True)  # noqa: PTH207
+    return sorted(match for match in matches if Path(match).is_file())
 
 
 def _why_no_file(name: str) -> str:
-    """Say why a path or glob names no file, and what may be meant."""
+    """Explain why a path or glob names no file, and what to give instead."""
     path = Path(name)
     if path.is_dir():
         return suggest_files(path, by_ending())
     if path.exists():
         return (
-            f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once."
-            " Write it to one."
+            f"{kind_of(path, follow=True)}; expected a regular file, since data are read more than"
+            " once. Write the rows to a file."
         )
     if path.is_symlink():
         return (
-            f"a link to {path.readlink()}, where there is nothing. Link to the file again, or give"
+            f"a link to {path.readlink()}, which does not exist. Link to the file again, or give"
             " the file itself."
         )
     if glob.has_magic(name):
         return "no file matches this glob."
-    # An ending is no likeness: the rest of the name decides.
-    beside = {}
+    # Names are compared without endings, which would make any two csv files alike.
+    siblings = {}
     if path.parent.is_dir():
-        beside = {other.stem: str(other) for other in path.parent.iterdir()}
-    alike = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.75)
-    hint = f" Did you mean {beside[alike[0]]}?" if alike else ""
+        siblings = {other.stem: str(other) for other in path.parent.iterdir()}
+    nearest = difflib.get_close_matches(path.stem, siblings, n=1, cutoff=0.75)
+    hint = f" Did you mean {siblings[nearest[0]]}?" if nearest else ""
     return f"no such file (looked from {Path.cwd()}).{hint}"

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 100
 """Rows of a file that show its columns."""
-_OF_CHATS = frozenset({"tools", "system", "chat_template_kwargs"})
+_OPTIONAL_IN_CHATS = {"tools", "system", "chat_template_kwargs"}
 """Columns that are read beside any chat, if a row has them (`optrun.data.chat`)."""
-_OF_LAYOUTS = {
-    frozenset({"instruction", "output"}): frozenset({"input", "history"}),
-    frozenset({"prompt", "completion"}): frozenset({"label"}),
-}
-"""The columns of a layout of chats, and those that are read beside them as well."""
+_OPTIONAL_IN_LAYOUTS = (
+    ({"instruction", "output"}, {"input", "history"}),
+    ({"prompt", "completion"}, {"label"}),
+)
+"""The columns of a layout of chats, and the columns that are read beside them as well."""
 
 
 def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
-    """Return a table with further columns, all of them empty.
+    """Return a table with more columns, whose cells are all missing.
 
     Args:
         first: The table; columns with the same names as new ones are replaced.
@@ -41,9 +41,9 @@ def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object
 def related_columns(
     columns: Collection[str], first: Mapping[str, object], column_names: Collection[str]
 ) -> frozenset[str]:
-    """List columns that would be read beside others if the first rows had them.
+    """List the optional columns of chats that no first row has, such as `tools` and `system`.
 
-    Chats have such columns (`tools`, `system`, `input`, ...); other rows have none.
+    They would be read beside the others if a first row had them. Empty for rows that are no chats.
 
     Args:
         columns: Columns that are read.
@@ -55,8 +55,8 @@ def related_columns(
     )
     related: set[str] = set()
     if has_turns:
-        related |= _OF_CHATS
-    for names, more in _OF_LAYOUTS.items():
+        related |= _OPTIONAL_IN_CHATS
+    for names, more in _OPTIONAL_IN_LAYOUTS:
         if names <= set(columns):
-            related |= _OF_CHATS | more
+            related |= _OPTIONAL_IN_CHATS | more
     return frozenset(related - set(column_names))

@@ -19,11 +19,9 @@ from optrun.data.reading import Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-IMAGES = frozenset(ending for ending, what in ELSEWHERE.items() if what == ELSEWHERE[".png"])
-TEXTS = frozenset({".txt", ".text", ".md"})
-_SPLITS = frozenset(
-    {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
-)
+IMAGES = {ending for ending, what in ELSEWHERE.items() if what == ELSEWHERE[".png"]}
+TEXTS = {".txt", ".text", ".md"}
+_SPLITS = {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
 HELD_OUT = ("dev", "valid", "validation", "val", "test", "testing", "eval")
 """Names of splits to evaluate on, the first one that exists wins."""
 BESIDE_DATA = ("README", "LICENSE")
@@ -50,8 +48,8 @@ def is_saved(folder: Path) -> bool:
 def has_classes(folder: Path) -> bool:
     """Tell whether a folder has one folder of texts, or of images, for each class.
 
-    It has two at least, no file beside them, no folder in them, and none of them is called as a
-    split, such as `test`.
+    It has at least two, no file beside them, no folder inside them, and none of them has the name
+    of a split, such as `test`.
     """
     files = files_of(folder)
     classes = {path.parent for path in files}
@@ -64,45 +62,49 @@ def has_classes(folder: Path) -> bool:
 
 
 def suggest_files(folder: Path, endings: Collection[str]) -> str:
-    """Say in a sentence which files, or which key, to give in place of a folder.
+    """Write a sentence that says which files, or which keys, to give instead of a folder.
 
     Args:
         folder: The folder.
         endings: Endings of files that are read.
     """
+    hub_keys = f"data=hub data.path={shell.quote(str(folder))}"
     if is_saved(folder):
-        return (
-            "this is a folder that save_to_disk wrote. Take data=hub"
-            f" data.path={shell.quote(str(folder))}."
-        )
+        return f"this is a folder that save_to_disk wrote. Take {hub_keys}."
     splits = splits_of(folder, endings)
     if splits:
-        keys = []
-        if "train" in splits:
-            keys.append(f"data.train={shell.quote(splits['train'])}")
-        eval_pattern = held_out_split(splits)
-        if eval_pattern is not None:
-            keys.append(f"data.eval={shell.quote(eval_pattern)}")
         return (
             f"this is a folder with splits ({', '.join(splits)}), which are not trained on"
-            f" together. Take {' '.join(keys)}"
+            f" together. Take {_keys_of_splits(splits)}"
         )
-    files = [path for path in files_of(folder)[:1000] if path.suffix.lower() in endings]
-    if not files:
+    files = files_of(folder)[:1000]
+    readable = [path for path in files if path.suffix.lower() in endings]
+    if not readable:
         return f"this is a folder, and no file in it ends with one of {', '.join(endings)}."
-    if any(path.suffix.lower() in IMAGES for path in files_of(folder)[:1000]):
-        return (
-            "this is a folder with images and other files. Take data=hub"
-            f" data.path={shell.quote(str(folder))}."
-        )
-    tables = [path for path in files if path.suffix.lower() not in TEXTS] or files
-    is_flat = any(path.parent == folder for path in tables)
-    pattern = f"{'*' if is_flat else '**/*'}{tables[0].suffix}"
+    if any(path.suffix.lower() in IMAGES for path in files):
+        return f"this is a folder with images and other files. Take {hub_keys}."
+    tables = [path for path in readable if path.suffix.lower() not in TEXTS] or readable
+    pattern = f"*{tables[0].suffix}"
+    if all(path.parent != folder for path in tables):
+        pattern = f"**/{pattern}"
     return f"this is a folder. Give files or a glob, such as {shell.quote(str(folder / pattern))}."
 
 
+def _keys_of_splits(splits: Mapping[str, str]) -> str:
+    """Write `data.train` and `data.eval` for a shell; one is left out if there is no such split."""
+    keys = []
+    if "train" in splits:
+        keys.append(f"data.train={shell.quote(splits['train'])}")
+    held_out = held_out_split(splits)
+    if held_out is not None:
+        keys.append(f"data.eval={shell.quote(held_out)}")
+    return " ".join(keys)
+
+
 def split_name(path: Path, folder: Path) -> str | None:
-    """Name the split of a file by its name or a folder above it; None if none.
+    """Name the split of a file by the first word of a folder below `folder`, or of its name.
+
+    None: none of them is the name of a split. `training` is called `train`.
 
     Example:
         >>> folder = Path("data")
@@ -120,10 +122,13 @@ def split_name(path: Path, folder: Path) -> str | None:
 def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
     """Map each split in a folder to the path or glob of its rows, `train` first.
 
+    A split is a folder of classes, or files named after it, as in datasets of the hub. Texts such
+    as README.md are no rows if there are tables. Empty if there is a single split other than
+    `train`.
+
     Args:
-        folder: A folder with a folder for each split, as of classes, or with files named after
-            splits, as a dataset of the hub has them.
-        endings: Of files that are read.
+        folder: The folder.
+        endings: Endings of files that are read.
     """
     splits: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
@@ -132,7 +137,7 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
             splits.setdefault(name, str(path))
     files = [path for path in files_of(folder) if path.suffix.lower() in endings]
     tables = [path for path in files if path.suffix.lower() not in TEXTS]
-    if not tables:  # texts beside tables, such as a README.md, are no rows
+    if not tables:
         tables = [path for path in files if path.stem.upper() not in BESIDE_DATA]
     paths_by_split: dict[str, list[Path]] = {}
     for path in tables:
@@ -147,16 +152,17 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
 
 
 def _path_or_glob(paths: Sequence[Path], folder: Path) -> str:
-    """Write a single path, or a glob for several files of one split below a folder."""
+    """Write the path of a single file, or a glob for several files of one split below a folder."""
     first = paths[0]
     if len(paths) == 1:
         return str(first)
     top = Path(os.path.commonpath([path.parent for path in paths]))
-    is_flat = all(path.parent == top for path in paths)
-    begin = ""
-    if split_name(top, folder) is None:  # the files have the name of the split, not their folder
-        begin = re.split(r"[^A-Za-z]", first.name)[0]
-    return str(top / f"{'' if is_flat else '**/'}{begin}*{first.suffix}")
+    pattern = f"*{first.suffix}"
+    if split_name(top, folder) is None:  # then the names of the files begin with the split
+        pattern = re.split(r"[^A-Za-z]", first.name)[0] + pattern
+    if any(path.parent != top for path in paths):
+        pattern = f"**/{pattern}"
+    return str(top / pattern)
 
 
 def held_out_split(splits: Mapping[str, str]) -> str | None:
@@ -175,10 +181,12 @@ def digest_folder(folder: Path) -> str:
 
 
 def read_classes(reading: Reading) -> Dataset:
-    """Read texts or images, each labelled by the name of its folder.
+    """Read texts or images, each with the name of its folder as label.
+
+    Notes say how many there are, and which guessed encodings texts have.
 
     Raises:
-        ConfigError: A text that cannot be read.
+        ConfigError: A text cannot be read.
     """
     from datasets import Dataset, Features, Image, Value
 
@@ -196,7 +204,7 @@ def read_classes(reading: Reading) -> Dataset:
     samples: dict[str, str] = {}
     texts = [_text(reading, path, samples) for path in files]
     reading.notes += [
-        f"{reading.key}: some files are no UTF-8, and read as {name}: {sample}"
+        f"{reading.key}: some files are not UTF-8, and are read as {name}: {sample}"
         for name, sample in samples.items()
     ]
     return Dataset.from_dict({"text": texts, "label": labels})
@@ -205,7 +213,13 @@ def read_classes(reading: Reading) -> Dataset:
 def _text(reading: Reading, path: Path, samples: dict[str, str]) -> str:
     """Read a text of at most 16 MiB.
 
-    `samples` gets a note for the encoding if that is guessed, unless it has one already.
+    Args:
+        reading: Key and encoding.
+        path: The file.
+        samples: Gets a line of the text by its encoding, if that is a guess and is not in it yet.
+
+    Raises:
+        ConfigError: It is larger, or cannot be decoded.
     """
     try:
         raw = read_bytes(path, _LARGEST, follow=True)

@@ -15,13 +15,7 @@ from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
 from optrun.base.formatting import first_names
 from optrun.base.reading import open_file
 from optrun.data.cache import cached_result
-from optrun.data.content import (
-    COMPRESSED,
-    ELSEWHERE,
-    check_text,
-    name_inside,
-    name_with_ending,
-)
+from optrun.data.content import COMPRESSED, ELSEWHERE, check_text, name_inside, name_with_ending
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes
@@ -66,7 +60,15 @@ class Format:
 
 
 def _read_by_library(kind: str, reading: Reading) -> Dataset:
-    """Read with the reader of `datasets` of this name."""
+    """Read files with a reader of `datasets`; the rows are mapped from our cache.
+
+    Args:
+        kind: Name of the reader, such as `parquet`.
+        reading: The files.
+
+    Raises:
+        ConfigError: The reader raised any error.
+    """
     import datasets
 
     options = {}
@@ -86,12 +88,12 @@ def _read_by_library(kind: str, reading: Reading) -> Dataset:
             **options,
         )
 
-    def why(error: Exception) -> str:
+    def describe(error: Exception) -> str:
         if "corresponds to no data" in str(error):
             return "no rows in it."
         return f"cannot be read as {kind}: {innermost_error(error)}"
 
-    with user_data_errors(f"{reading.key}={first_names(reading.files, 3)}", why):
+    with user_data_errors(f"{reading.key}={first_names(reading.files, 3)}", describe):
         return cache_rows(reading.address(kind, str(options)), read)
 
 
@@ -102,24 +104,28 @@ def _read_json(reading: Reading) -> Dataset:
 
 
 def largest_document() -> int:
-    """Return the bytes of the longest text to read as a whole, at most 2 GiB.
+    """Compute the bytes of the longest text to read as one row: an eighth of the memory.
 
-    A text takes some eight times its bytes while it is read, cut and encoded, so that it may fill
-    an eighth of the memory.
+    A text takes some eight times its bytes while it is read, cut and encoded. At most 2 GiB.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(2**31 - 1, memory // 8)
 
 
 def _read_texts(reading: Reading) -> Dataset:
+    """Read texts, each as one row if the task joins documents, else each line.
+
+    Raises:
+        ConfigError: A text is too long to be one row.
+    """
     limit = largest_document()
     for path in reading.files if reading.documents else ():
         size = path.stat().st_size
         if size > limit:
             parts = shell.quote(f"{path.stem}-")
             raise ConfigError(
-                f"{reading.key}={path}: one text of {size:,} bytes is joined with others here, and"
-                f" this machine reads up to {limit:,} bytes as one. Cut it at line ends: split -C"
+                f"{reading.key}={path}: a text of {size:,} bytes is one row here, and this machine"
+                f" can hold up to {limit:,} bytes as one row. Cut it at line ends: split -C"
                 f" {limit // 2} --additional-suffix={path.suffix} {shell.quote(str(path))} {parts}"
             )
     return _read_by_library("text", reading)
@@ -190,7 +196,7 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
         names = [name for name, row in FORMATS.items() if row.endings]
         if typed_format not in names:
             raise ConfigError(
-                f"data.format={typed_format}: no such format. {did_you_mean(typed_format, names)}"
+                f"data.format={typed_format}: unknown format. {did_you_mean(typed_format, names)}"
             )
         return FORMATS[typed_format]
     ending = Path(name_inside(path)).suffix.lower()
@@ -201,16 +207,16 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
             problem = f"unknown format: {ELSEWHERE[ending]}"
         raise ConfigError(
             f"{key}={path}: {problem}. Known endings: {', '.join(formats)} (also with"
-            f" {', '.join(COMPRESSED)}); data.format=NAME says what a file with another one holds."
+            f" {', '.join(COMPRESSED)}). For another ending, name the format: data.format=NAME."
         )
     return formats[ending]
 
 
 def one_format(key: str, formats: Iterable[Format]) -> Format:
-    """Return the format that all files have; there must be at least one.
+    """Return the format that all files have; there must be at least one file.
 
     Raises:
-        ConfigError: They have several.
+        ConfigError: The files have several formats.
     """
     kinds = {row.name: row for row in formats}
     if len(kinds) > 1:
@@ -254,29 +260,28 @@ def check_file(key: str, path: Path, kind: Format, encoding: str | None = None) 
         encoding: `data.encoding`; None: it is found.
 
     Returns:
-        The encoding; and a line of the text for a person to judge a guess by, else empty. UTF-8 for
-        a folder and for formats that are no text. The result is cached.
+        The encoding; and, if it is a guess, a line by which a person can check it, else an empty
+        text. UTF-8 for a folder and for formats that are no text. The result is cached.
 
     Raises:
-        ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web
-            page, nothing but white space.
+        ConfigError: Another format, an unknown encoding, a pointer of Git LFS, a web page, or
+            nothing but white space.
     """
     if path.is_dir():
         return UTF8, ""
     try:
-        encoding_and_sample = cached_result(
+        name, sample = cached_result(
             f"content-5 {kind.name} {encoding} {path.name}",
             lambda: _check_content(path, kind, encoding),
             path,
         )
     except UnreadableFileError as error:
         raise ConfigError(f"{key}={path}: {error}") from error
-    name, sample = encoding_and_sample  # a list if it comes from the cache
-    return name, sample
+    return name, sample  # not the list that a cached result is
 
 
 def _check_content(path: Path, kind: Format, encoding: str | None) -> tuple[str, str]:
-    """Check a file as `check_file`, without a cache.
+    """Find the encoding of a file and refuse another format, as `check_file` without a cache.
 
     Raises:
         UnreadableFileError: As the ConfigError of `check_file`.
@@ -285,8 +290,7 @@ def _check_content(path: Path, kind: Format, encoding: str | None) -> tuple[str,
         raw = file.read(64)
     if raw.startswith(b"version https://git-lfs"):
         raise UnreadableFileError(
-            "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs"
-            " pull"
+            "this is a pointer of Git LFS, not the data themselves. Fetch them: git lfs pull"
         )
     for row in FORMATS.values():
         if row.magic and raw.startswith(row.magic) and row.name != kind.name:

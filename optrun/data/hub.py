@@ -13,14 +13,10 @@ from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.content import name_inside
 from optrun.data.files import read_split
+from optrun.data.folders import is_saved
 from optrun.data.formats import by_ending, one_format, streamed_format
 from optrun.data.hub_file import HubFile
-from optrun.data.reading import (
-    ReadOptions,
-    innermost_error,
-    silence_datasets,
-    user_data_errors,
-)
+from optrun.data.reading import ReadOptions, innermost_error, silence_datasets, user_data_errors
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 
@@ -34,13 +30,13 @@ _KEY = "data.path"
 
 
 def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Load a dataset without running any code of its own.
+    """Load a dataset of the hub or a local folder; code of the dataset is not run.
 
     Returns:
-        Training rows, and evaluation rows where the dataset has such a split or one is named.
+        Training rows, and evaluation rows if the dataset has such a split.
 
     Raises:
-        ConfigError: An unknown dataset, subset or split; a split without rows.
+        ConfigError: A dataset, subset or split is unknown, or a split has no rows.
     """
     if config.streaming:
         return _load_stream(config)
@@ -49,22 +45,26 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     held_out = _pick_eval_split(config, list(splits))
     train = splits[config.train_split]
     eval_sets = {} if held_out is None else {"": splits[held_out]}
-    for split in (train, *eval_sets.values()):
+    source = Source(train, eval_sets, config, notes=notes)
+    for split in source.splits:
         if len(split.rows) == 0:
             raise ConfigError(f"data.path={config.path}: {split.key} has no rows.")
-    return Source(train, eval_sets, config, notes=notes)
+    return source
 
 
 def _pick_eval_split(config: HubConfig, splits: list[str]) -> str | None:
-    """Pick the evaluation split; None: the dataset has none.
+    """Pick the evaluation split: `data.eval_split`, else the first one with a usual name.
+
+    None: there is none. `data.train_split` is not picked.
 
     Raises:
-        ConfigError: There is no split of a name that was given.
+        ConfigError: `data.train_split` or `data.eval_split` is no split of the dataset.
     """
     for key, name in (("train_split", config.train_split), ("eval_split", config.eval_split)):
         if name is not None and name not in splits:
             raise ConfigError(
-                f"data.{key}={name}: no such split in {config.path}. {did_you_mean(name, splits)}"
+                f"data.{key}={name}: {config.path} has no split {name}."
+                f" {did_you_mean(name, splits)}"
             )
     usual = (name for name in USUAL_EVAL_SPLITS if name in splits and name != config.train_split)
     return config.eval_split or next(usual, None)
@@ -75,7 +75,13 @@ def _key_and_value(config: HubConfig) -> str:
 
 
 def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
-    """Read every split of a dataset, without streaming."""
+    """Read every split of a dataset whole, from the hub or a local folder.
+
+    optrun's readers read csv and JSON; `datasets` reads other files and folders of `save_to_disk`.
+
+    Raises:
+        ConfigError: The path is a file, or the dataset cannot be fetched or read.
+    """
     import datasets
 
     folder = Path(config.path).expanduser()
@@ -89,13 +95,13 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
             f" data.train={config.path}."
         )
 
-    def why(error: Exception) -> str:
+    def describe(error: Exception) -> str:
         if folder.exists():
             return f"cannot be loaded: {innermost_error(error)}"
         return hub.why_not_fetched(config.path, missing, error)
 
-    with user_data_errors(_key_and_value(config), why), silence_datasets():
-        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+    with user_data_errors(_key_and_value(config), describe), silence_datasets():
+        if is_saved(folder):
             return _named_splits(_load_saved(config, folder))
         if not folder.is_dir():
             fetched = _fetch_texts(config, missing)
@@ -107,7 +113,7 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
             folder = fetched
         files = _text_files(_builder(config, folder))
         if files is None:
-            # `datasets` makes a name of the folder's, and "." has none
+            # `datasets` names the dataset after the folder, and "." is no name
             return _named_splits(datasets.load_dataset(str(folder.resolve()), name=config.subset))
     return {
         split: replace(read_split(_KEY, paths, ReadOptions(), notes), key=f"split {split}")
@@ -136,7 +142,7 @@ def _load_saved(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
 
 
 def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -> DatasetBuilder:
-    """Make the builder of a dataset, a hub name or a local folder; it knows each split's files."""
+    """Make the `datasets` builder of a local folder or a hub name; it lists each split's files."""
     import datasets
 
     name = str(path.resolve()) if isinstance(path, Path) else path
@@ -146,16 +152,17 @@ def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -
 def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
     """Map each split to its csv or JSON files, if nothing declares the types of their columns.
 
-    `datasets` makes numbers, dates and truth values of such texts; our readers leave them as they
-    are. None: the readers of `datasets` are to be used, since the files are of other formats, the
-    card declares types, or it sets an option of its reader.
+    `datasets` would turn some of these texts into numbers, dates and truth values; our readers do
+    not. None: `datasets` must read the files, since they are of other formats, or the card declares
+    types or sets an option of a reader.
     """
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
 
     options: Any = builder.config
-    is_text = isinstance(builder, Csv | Json) and builder.info.features is None
-    if not is_text or getattr(options, "field", None) or getattr(options, "names", None):
+    if not isinstance(builder, Csv | Json) or builder.info.features is not None:
+        return None
+    if getattr(options, "field", None) or getattr(options, "names", None):
         return None
     files: dict[str, list[Path]] = {}
     for split, paths in (options.data_files or {}).items():
@@ -168,13 +175,16 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
 
 
 def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
-    """Fetch csv or JSON files of the hub with their card into its client's cache.
+    """Fetch the csv or JSON files of a dataset, and its card, into the cache of the hub's client.
 
-    missing: What `hub.why_cache_only` returned; if it is not None, nothing is fetched.
+    Args:
+        config: Path, subset and revision.
+        missing: Why the hub cannot be asked, as `hub.why_cache_only` returns it; if it is not None,
+            only the cache is looked at.
 
     Returns:
-        Their folder; None: the dataset has other files, or none of these was fetched before and the
-        hub does not answer.
+        Their folder; None: `datasets` must read the dataset (`_text_files`), or it is not in the
+        cache and the hub cannot be asked.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -191,7 +201,7 @@ def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
     files = _text_files(_builder(config, config.path, config.revision))
     if files is None:
         return None
-    begin = f"hf:/datasets/{config.path}@"  # as a Path writes the address
+    begin = f"hf:/datasets/{config.path}@"  # hf://, as a Path writes it
     names = list(map(str, chain.from_iterable(files.values())))
     if not all(name.startswith(begin) for name in names):
         return None
@@ -204,7 +214,8 @@ def commit_of(config: HubConfig) -> str:
     """Ask the hub for the sha of the commit of `data.revision`, by default of its main branch.
 
     Raises:
-        ConfigError: A local folder; the hub does not answer, or has no such dataset or revision.
+        ConfigError: The path is a local folder, the hub does not answer, or it does not have the
+            dataset or the revision.
     """
     from huggingface_hub import HfApi
 
@@ -233,7 +244,11 @@ def commit_of(config: HubConfig) -> str:
 
 
 def _load_stream(config: HubConfig) -> Source:
-    """Load the training split as a stream and the evaluation split whole, and no other split."""
+    """Open the training split as a stream, and read the evaluation split whole.
+
+    Raises:
+        ConfigError: There is no evaluation split, and `data.eval_fraction` is not 0.
+    """
     commit = commit_of(config)
     files = _find_split_files(config, commit)
     train = config.train_split
@@ -251,10 +266,10 @@ def _load_stream(config: HubConfig) -> Source:
 
 
 def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
-    """Find the files of each split, by their names or the card, as `datasets` does.
+    """List the files of each split at a commit, as `datasets` finds them by names or the card.
 
     Raises:
-        ConfigError: The hub does not answer; a file of another repository.
+        ConfigError: The hub does not answer, or a file is in another repository.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile

@@ -23,9 +23,7 @@ def may_be_name(path: str) -> bool:
 
 
 def why_cache_only(name: str) -> str | None:
-    """Explain why a name can only come from the cache.
-
-    None if it is on this disk, or the hub can be asked.
+    """Explain why a name can only be read from the cache; None: it is a local path, or hub answers.
 
     Args:
         name: A hub name, or a local path.
@@ -36,18 +34,18 @@ def why_cache_only(name: str) -> str | None:
 
 
 def describe_missing(missing: str | None) -> str:
-    """Explain that a name was found neither here nor there.
+    """Explain that a name is no local folder, and where else it was looked for.
 
     Args:
-        missing: As `why_cache_only` gave it, before the search.
+        missing: What `why_cache_only` returned before the search.
 
     Example:
         >>> describe_missing("HF_HUB_OFFLINE is set")
-        'no such local folder; HF_HUB_OFFLINE is set, so it was looked for in the cache alone'
+        'no such local folder; HF_HUB_OFFLINE is set, so only the cache was searched'
     """
     if missing is None:
-        return "no such local folder, and not to be had from the hub"
-    return f"no such local folder; {missing}, so it was looked for in the cache alone"
+        return "no such local folder, and the hub did not send it"
+    return f"no such local folder; {missing}, so only the cache was searched"
 
 
 def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str:
@@ -55,39 +53,38 @@ def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str
 
     Args:
         name: A hub name.
-        missing: As `why_cache_only` gave it, before the search.
-        error: What the library raised.
+        missing: What `why_cache_only` returned before the search.
+        error: What the library raised; its causes are looked at, too.
     """
-    seen: list[BaseException] = []
+    errors: list[BaseException] = []
+    kinds: set[str] = set()  # names of the classes of all errors, base classes included
     cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
+    while cause is not None and cause not in errors:
+        errors.append(cause)
+        kinds.update(kind.__name__ for kind in type(cause).__mro__)
         cause = cause.__cause__ or cause.__context__
-    kinds: set[str] = set()
-    for cause_seen in seen:
-        kinds.update(kind.__name__ for kind in type(cause_seen).__mro__)
     if "GatedRepoError" in kinds:
         return (
-            f"the hub has it behind a gate. Ask for access at https://huggingface.co/{name}, then"
+            f"the hub restricts access to it. Ask for access at https://huggingface.co/{name}, then"
             " log in with `hf auth login` (or set HF_TOKEN)."
         )
     if missing is not None and kinds & {"OSError", "ConnectionError", "LocalEntryNotFoundError"}:
         return f"{describe_missing(missing)}, and it is not there."
     if "RevisionNotFoundError" in kinds:
-        return "the hub has no such revision of it."
+        return "the hub does not have this revision of it."
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
         return (
-            "no such local folder, and the hub has nothing of this name for you. If it is private:"
-            " `hf auth login`."
+            "no such local folder, and the hub shows you nothing of this name. If it is"
+            " private, log in: `hf auth login`."
         )
-    message = " ".join(str(seen[-1]).split())
+    message = " ".join(str(errors[-1]).split())
     if len(message) > 300:
         message = f"{message[:300]} ..."
-    return f"{describe_missing(missing)}: {type(seen[-1]).__name__}: {message}"
+    return f"{describe_missing(missing)}: {type(errors[-1]).__name__}: {message}"
 
 
 def cache_warnings(names: Iterable[str | None]) -> list[str]:
-    """Warn of each name read from the cache: it may have changed since.
+    """Write a warning for each name that is read from the cache, since the hub may have changed it.
 
     Args:
         names: Hub names and local paths.
@@ -102,14 +99,14 @@ def cache_warnings(names: Iterable[str | None]) -> list[str]:
 
 @functools.cache
 def why_hub_is_silent() -> str | None:
-    """Explain why the hub does not answer; None: it answers.
+    """Explain why the hub does not answer; None: it answers. Asked once in a process.
 
-    Left alone its client asks again and again, half a minute for every file. Where it gets no
-    answer it is told to look into its cache alone, as HF_HUB_OFFLINE=1 does.
+    If it does not answer, its client is set to use only its cache, as HF_HUB_OFFLINE=1 does; it
+    would try again for half a minute with every file.
     """
     from huggingface_hub import constants, get_session, is_offline_mode, logging
 
-    # its warnings are in our message already, or nothing the user can act on
+    # Our message has its warnings already, or the user can do nothing about them.
     logging.set_verbosity_error()
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 BLOCK = 4 << 20
 """Bytes that are fetched together, where fewer are asked for."""
-_CACHE = {
-    "block_size": BLOCK,
-    "cache_type": "blockcache",
-    "cache_options": {"maxblocks": 8},
-}
+_CACHE = {"block_size": BLOCK, "cache_type": "blockcache", "cache_options": {"maxblocks": 8}}
 """Of each open file eight blocks stay in the memory of a process."""
 
 
@@ -68,15 +64,15 @@ class HubFile:
         """Number the block of each byte; shape (offsets,), int64."""
         return offsets // BLOCK
 
-    def known(self, key: str, find: Callable[[], Result]) -> Result:
-        """Compute a result of the file once, as `cached_result` under the digest of the hub."""
-        return cached_result(digest(key, self.content), find)
+    def cached_result(self, key: str, compute: Callable[[], Result]) -> Result:
+        """Compute a result of the file once, and cache it under the digest of the hub."""
+        return cached_result(digest(key, self.content), compute)
 
     def read(self, begin: int, size: int) -> bytes:
-        """Read some of its bytes; blocks of them stay in the memory of the process.
+        """Read up to `size` bytes from byte `begin`; the last blocks stay in memory.
 
         Raises:
-            OptrunError: The hub does not give them.
+            OptrunError: The hub does not send them.
         """
         end = min(begin + size, self.size)
         try:
@@ -86,13 +82,13 @@ class HubFile:
         except Exception as error:  # the hub's client and whichever HTTP library it is built on
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise self._refusal(
-                f"the hub does not give its bytes: {why}. If the run has saved, resume= continues"
+                f"the hub does not send its bytes: {why}. If the run has saved, resume= continues"
                 " as soon as the hub answers."
             ) from error
         if len(raw) != end - begin:
             raise self._refusal(
-                f"{len(raw):,} bytes came where {end - begin:,} were asked for: this hub answers"
-                " no range requests."
+                f"the hub sent {len(raw):,} bytes of the {end - begin:,} that were requested: it"
+                " does not answer range requests."
             )
         return raw
 
@@ -100,20 +96,20 @@ class HubFile:
         """Yield all bytes from the beginning, and compare them with the digest at the end.
 
         Raises:
-            OptrunError: The hub does not give it, or gives other bytes.
+            OptrunError: The hub does not send it, or sends other bytes.
         """
         kind, _, expected = self.digest.partition(":")
-        total = hashlib.new(
-            kind, b"" if kind == "sha256" else b"blob %d\0" % self.size, usedforsecurity=False
-        )
+        total = hashlib.new(kind, usedforsecurity=False)
+        if kind == "sha1":  # git hashes a header before the bytes of a blob
+            total.update(b"blob %d\0" % self.size)
         for begin in range(0, self.size, 2 * BLOCK):
             chunk = self.read(begin, 2 * BLOCK)
             total.update(chunk)
             yield chunk
         if total.hexdigest() != expected:
             raise self._refusal(
-                f"the hub gives other bytes than it names: {kind} {total.hexdigest()}, and"
-                f" {expected} in its listing. Try again."
+                f"the hub sent other bytes than it lists: their {kind} is {total.hexdigest()}, and"
+                f" {expected} in the listing. Try again."
             )
 
     def opened(self) -> IO[bytes]:

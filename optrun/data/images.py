@@ -187,9 +187,10 @@ class Images:
     def _read_checked(self, index: int) -> bytes:
         """Return the bytes of an image whose header Pillow can read and that is not too large."""
         image = self[index]
+        library = need_pillow()
         try:
-            need_pillow().open(io.BytesIO(image.content)).close()
-        except need_pillow().DecompressionBombError as error:
+            library.open(io.BytesIO(image.content)).close()
+        except library.DecompressionBombError as error:
             raise ConfigError(f"{image.where}: {error} Take a smaller one.") from error
         except (OSError, ValueError, SyntaxError) as error:
             raise ConfigError(f"{image.where}: this is no image that Pillow knows.") from error

@@ -1,6 +1,6 @@
-"""JSON and jsonl as Python's `json` reads them, with every text and cell as it stands.
+"""JSON and jsonl as Python's `json` reads them, with every text and cell unchanged.
 
-The reader of `datasets` makes a time of a text that looks like one.
+The reader of `datasets` turns a text that looks like a time into one.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ with warnings.catch_warnings():
 
 
 def read_json_rows(reading: Reading) -> Dataset:
-    """Read objects, one a line or in a list, mapped from the cache.
+    """Read the objects of JSON files, one a line or in a list, mapped from the cache.
 
     Raises:
-        ConfigError: With the first row that is no object.
+        ConfigError: A row is no object, or a file is a single object with the rows inside.
     """
     address = reading.address("json-1", versions("datasets", "pyarrow"))
     folder = cached("rows", address, lambda folder: _convert(reading, folder))
@@ -82,7 +82,7 @@ def read_json_rows(reading: Reading) -> Dataset:
 
 
 def _convert(reading: Reading, folder: Path) -> None:
-    """Read all rows twice: to find the type of each column, then to write them as `rows.arrow`."""
+    """Read all rows twice: to find the type of each column, and to write `rows.arrow`."""
     with tempfile.TemporaryDirectory(dir=folder) as plain:
         texts = list(zip(reading.files, reading.utf8_files(Path(plain)), strict=True))
 
@@ -97,13 +97,13 @@ def _convert(reading: Reading, folder: Path) -> None:
             pa.OSFile(str(folder / "rows.arrow"), "wb") as sink,
             pa.ipc.new_stream(sink, schema) as writer,
         ):
-            every = rows()
-            while batch := list(islice(every, _BATCH)):
+            remaining = rows()
+            while batch := list(islice(remaining, _BATCH)):
                 writer.write_batch(_record_batch(batch, features, schema))
 
 
 def _record_batch(rows: list[Row], features: Features, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert rows to an Arrow batch; a column that a row lacks is null there."""
+    """Convert rows to an Arrow batch; a cell that a row lacks is null."""
     columns = []
     for name, feature in features.items():
         cells = [row.get(name) for row in rows]
@@ -133,44 +133,55 @@ def column_features(rows: Iterable[Mapping[str, object]]) -> Features:
 
 
 def _cell_type(cell: object) -> str:
-    """Name the type of a cell, such as `int64` or `[string]`.
+    """Name the type of a cell; lists of lists are `mixed`.
 
-    Empty of null, `[]` of an empty list, `mixed` of objects, nested lists and mixed lists.
+    Example:
+        >>> [_cell_type(cell) for cell in (None, 1, [], ["a", None], [1, "a"], {"a": 1})]
+        ['', 'int64', '[]', '[string]', 'mixed', 'mixed']
     """
     if cell is None:
         return ""
-    if isinstance(cell, list):
-        items = ""
-        for item in cell:
-            kind = _cell_type(item)
-            items = _MIXED if kind.startswith("[") else _common_type(items, kind)
-        if items == _MIXED:
+    if not isinstance(cell, list):
+        return _SCALARS.get(type(cell), _MIXED)
+    item_type = ""
+    for item in cell:
+        if isinstance(item, list):
             return _MIXED
-        return f"[{items}]"
-    return _SCALARS.get(type(cell), _MIXED)
+        item_type = _common_type(item_type, _cell_type(item))
+    return _list_type(item_type)
+
+
+def _list_type(item_type: str) -> str:
+    """Name the type of lists with such items."""
+    if item_type == _MIXED:
+        return _MIXED
+    return f"[{item_type}]"
 
 
 def _common_type(first: str, second: str) -> str:
-    """Name the type of a column with cells of both types, as `_cell_type` does.
+    """Name the type of a column that has cells of two types, named as by `_cell_type`.
 
-    Integers beside fractions are `float64`; other types beside each other are `mixed`.
+    Missing cells have any type. Integers and fractions are `float64`; other types are `mixed`.
+
+    Example:
+        >>> _common_type("int64", ""), _common_type("[int64]", "[float64]")
+        ('int64', '[float64]')
+        >>> _common_type("int64", "string"), _common_type("int64", "[int64]")
+        ('mixed', 'mixed')
     """
     if first == second or not second:
         return first
     if not first:
         return second
-    if first[0] == "[" == second[0]:
-        items = _common_type(first[1:-1], second[1:-1])
-        if items == _MIXED:
-            return _MIXED
-        return f"[{items}]"
+    if first.startswith("[") and second.startswith("["):
+        return _list_type(_common_type(first[1:-1], second[1:-1]))
     if {first, second} == {"int64", "float64"}:
         return "float64"
     return _MIXED
 
 
 def _feature_of_type(kind: str) -> Any:
-    """Return the feature of `datasets` for a type of `_cell_type`; empty: a column of nulls."""
+    """Return the feature of `datasets` for a type as `_cell_type` names it."""
     if kind == _MIXED:
         return NestedCell()
     if kind.startswith("["):
@@ -179,10 +190,12 @@ def _feature_of_type(kind: str) -> Any:
 
 
 def _rows_of(where: str, path: Path) -> Iterator[Row]:
-    """Yield the objects of a file.
+    """Yield the objects of a file, one a line; another file is read whole into memory.
+
+    Blank lines are skipped.
 
     Raises:
-        ConfigError: With the row that is none, counted from 1.
+        ConfigError: A row is no object; rows are counted from 1.
     """
     with (
         open_bytes(path) as stream,
@@ -200,41 +213,46 @@ def _rows_of(where: str, path: Path) -> Iterator[Row]:
 
 
 def _is_start_of_many_lines(line: str) -> bool:
-    """Tell whether a first line is the beginning of a longer object, or a list of all rows."""
+    """Tell whether a first line begins a list of all rows, or an object of several lines."""
     if line.lstrip().startswith("["):
         return True
     return line.strip() == "{" or not line.rstrip().endswith(("}", "},"))
 
 
 def _parse_object(where: str, number: int, line: str) -> Row:
-    """Parse the object of a line; `number` is that of its row, from 1.
+    """Parse the object of a line.
+
+    Args:
+        where: Key and path, for messages.
+        number: The number of the row, from 1.
+        line: The line.
 
     Raises:
-        ConfigError: It is no JSON, or `_check_row` refuses it.
+        ConfigError: It is not JSON, or `_check_row` refuses it.
     """
     try:
         value = parse_row(line)
     except ValueError as error:
         hint = ""
         if re.fullmatch(r"\{.*\},", line.strip()):
-            hint = ". Leave out the comma at its end"
+            hint = ". Remove the comma at its end"
         elif "double quotes" in str(error):
-            hint = ". Names and texts stand in double quotes"
-        raise _row_error(where, number, f"is no JSON: {error}{hint}") from error
+            hint = ". Write names and texts in double quotes"
+        raise _row_error(where, number, f"is not JSON: {error}{hint}") from error
     return _check_row(where, number, value)
 
 
 def _check_row(where: str, number: int, value: object) -> Row:
     """Check that a row is an object whose numbers and texts Arrow can store; return it unchanged.
 
-    Only cells and the items of lists are looked at; deeper ones are stored as JSON text.
+    Cells and the items of lists are checked; deeper values are stored as JSON text.
 
     Raises:
         ConfigError: It is no object, has a number beyond 64 bits, or half of a surrogate pair.
     """
     if not isinstance(value, dict):
         value_text = json.dumps(value)[:40]
-        raise _row_error(where, number, f"is no object, such as {ROW}, but {value_text!r}")
+        raise _row_error(where, number, f"is not an object, such as {ROW}, but {value_text!r}")
     for name, cell in value.items():
         items = cell if isinstance(cell, list) else [cell]
         for item in items:
@@ -248,7 +266,7 @@ def _check_row(where: str, number: int, value: object) -> Row:
 
 
 def _is_unicode(text: str) -> bool:
-    """Tell whether a text has no half of a surrogate pair, so that UTF-8 can encode it."""
+    """Tell whether UTF-8 can encode a text, which it cannot with half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -257,7 +275,13 @@ def _is_unicode(text: str) -> bool:
 
 
 def _rows_of_text(where: str, text: str) -> Iterator[Row]:
-    """Yield the objects of a list, of texts in a list, or of objects of several lines each."""
+    """Yield the rows of a JSON list, or of objects of several lines each.
+
+    A text in the list becomes a row with the column `text`.
+
+    Raises:
+        ConfigError: It is not JSON, or a row is no object.
+    """
     decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     values: list[Any] = []
     at = _end_of_blank(text, 0)
@@ -280,12 +304,12 @@ def _rows_of_text(where: str, text: str) -> Iterator[Row]:
 
 
 def _end_of_blank(text: str, begin: int) -> int:
-    """Return the position of the first character from `begin` on that is not blank."""
+    """Find the first character at or after `begin` that is no white space."""
     match = _BLANK.match(text, begin)
     assert match is not None
     return match.end()
 
 
 def _row_error(where: str, number: int, problem: str) -> ConfigError:
-    """Build the refusal of a row, counted from 1; `problem` is a clause such as `is no object`."""
+    """Build the error for a row, counted from 1; `problem` is such as `is not an object`."""
     return ConfigError(f"{where}: cannot be read as json: row {number:,} {problem}.")

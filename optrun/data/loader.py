@@ -107,11 +107,11 @@ class EpochPlan:
         return self.arrangement.name
 
     def order(self, epoch: int) -> Order:
-        """Return the order of one epoch, a function of seed and epoch: shape (examples,), int64.
+        """Return the order of one epoch, a function of seed and epoch; shape (examples,), int64.
 
-        Of an `arrangement` it is an `Order`. With `lengths` the permutation is sorted by length
-        inside of stretches of 50 steps, and then full steps are permuted; a last incomplete step
-        stays the last.
+        Without an `arrangement` it is a permutation. With `lengths` examples of like length share a
+        step: the permutation is sorted by length inside of stretches of 50 steps, and then the
+        steps are permuted, except a last incomplete one.
         """
         if self.arrangement is not None:
             return self.arrangement(self.seed, epoch)
@@ -122,13 +122,11 @@ class EpochPlan:
         size = self.batch_size * self.accumulation
         for begin in range(0, self.examples, 50 * size):
             stretch = order[begin : begin + 50 * size]
-            order[begin : begin + 50 * size] = stretch[
-                np.argsort(-self.lengths[stretch], kind="stable")
-            ]
+            longest_first = np.argsort(-self.lengths[stretch], kind="stable")
+            order[begin : begin + 50 * size] = stretch[longest_first]
         full_steps = self.examples // size
-        steps = order[: full_steps * size].reshape(full_steps, size)[
-            randomness.permutation(full_steps)
-        ]
+        steps = order[: full_steps * size].reshape(full_steps, size)
+        steps = steps[randomness.permutation(full_steps)]
         return np.concatenate([steps.reshape(-1), order[full_steps * size :]])
 
     def steps(self, start: int) -> Iterator[list[list[Key]]]:
@@ -155,8 +153,9 @@ class EpochPlan:
 def share_of(count: int, rank: int, ranks: int) -> list[int]:
     """Divide the micro-batches of a step, or the batches of an evaluation, among ranks.
 
-    Every rank gets as many, since a forward pass under FSDP needs all ranks. A number from `count`
-    on stands for no micro-batch: the rank runs another one, which does not count.
+    Every rank gets the same number of them, since a forward pass under FSDP needs all ranks. A
+    number from `count` on stands for no micro-batch: the rank runs another one, which is not
+    counted.
 
     Args:
         count: How many there are.
@@ -192,9 +191,9 @@ def inputs_of(batch: Batch) -> Batch:
 def _collate_unless_refused(
     collate: Callable[[list[Example]], Batch], examples: list[Example]
 ) -> Batch:
-    """Collate examples, or return the first refused one, which carries its error.
+    """Collate examples to a batch; if one was refused, return `{"refused": error}` instead.
 
-    Examples that are left out are dropped; one stays if the batch has no other.
+    Examples marked `left_out` are dropped, except one if the batch has no other.
     """
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:
@@ -207,10 +206,10 @@ def _collate_unless_refused(
 
 
 def _raise_refusal(batch: Batch) -> Batch:
-    """Return the batch; raise the error that a worker sent in its place.
+    """Return a batch, or raise the error that a worker process sent instead of it.
 
     Raises:
-        OptrunError: One of its examples was refused.
+        OptrunError: One of the examples was refused.
     """
     error: object = batch.get(_REFUSED)
     if isinstance(error, OptrunError):
@@ -275,7 +274,9 @@ class BatchLoader:
     def training(
         self, plan: EpochPlan, start: int, rank: int = 0, ranks: int = 1
     ) -> Generator[list[Batch]]:
-        """Yield micro-batches of each optimizer step, without end; closing it ends the workers.
+        """Yield the micro-batches of each optimizer step, without end.
+
+        Closing the generator ends the worker processes.
 
         Args:
             plan: Which examples each step sees.
@@ -293,15 +294,13 @@ class BatchLoader:
         batches = iter(self._loader(micro_batches(), "example"))
         try:
             for step in count(start):
-                yield [
-                    _raise_refusal(next(batches))
-                    for _ in share_of(plan.micro_batches(step), rank, ranks)
-                ]
+                share = share_of(plan.micro_batches(step), rank, ranks)
+                yield [_raise_refusal(next(batches)) for _ in share]
         finally:
             del batches
 
     def evaluation(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """Yield all examples once, in order; their randomness is the same at every call.
+        """Yield batches of all examples, in order; random transforms are the same at every call.
 
         Args:
             batch_size: Examples of a batch.
@@ -316,10 +315,10 @@ class BatchLoader:
 
 
 def _set_up_worker(_: int) -> None:
-    """Set up a forked worker process.
+    """Make a forked worker ignore SIGINT and SIGTERM, and use no threads of tokenizers.
 
-    The main process answers signals to the process group, and still needs its batches. The threads
-    of a tokenizer do not survive a fork, so that a call that uses them would wait for ever.
+    The main process handles signals to the process group, and needs batches until it stops. The
+    threads of a tokenizer do not survive a fork, so that a call that uses them would wait for ever.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)

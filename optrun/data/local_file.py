@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """One file, with the methods of a `HubFile`.
+    """One local file, with the methods of a `HubFile`.
 
     Attributes:
-        key: The configuration key it came by.
-        path: Where it lies.
+        key: The configuration key that names it, for messages.
+        path: Its path.
         size: In bytes, when it was opened.
-        changed: The time of its last change then.
+        changed: When it had changed last when it was opened, in nanoseconds.
     """
 
     key: str
@@ -43,28 +43,27 @@ class LocalFile:
 
     def identified(self, read: Callable[[], str]) -> str:
         """Return the checksum of the file, computed by `read` once."""
-        return self.known("bytes-1", read)
+        return self.cached_result("bytes-1", read)
 
     def part_of(self, offsets: np.ndarray) -> np.ndarray:
-        """Number the part of each byte; each is a part of its own here."""
+        """Number the part that is read as a whole with each byte; here each byte is a part."""
         return offsets
 
-    def known(self, key: str, find: Callable[[], Result]) -> Result:
-        """Compute a result of the file once, as `cached_result`."""
-        return cached_result(key, find, self.path)
+    def cached_result(self, key: str, compute: Callable[[], Result]) -> Result:
+        """Compute a result of the file once, as `optrun.data.cache.cached_result`."""
+        return cached_result(key, compute, self.path)
 
     @cached_property
     def _descriptor(self) -> int:
+        """The open file; `pread` has no position, so that processes may share it."""
         self.refuse_changed()
-        return os.open(
-            self.path, os.O_RDONLY
-        )  # read by place alone: processes that share it do not disturb each other
+        return os.open(self.path, os.O_RDONLY)
 
     def read(self, begin: int, size: int) -> bytes:
-        """Read some of its bytes.
+        """Read up to `size` bytes from byte `begin`; fewer at the end of the file.
 
         Raises:
-            OptrunError: The file is not the one that was opened.
+            OptrunError: The file changed after it was opened.
         """
         raw = b""
         while len(raw) < size:
@@ -72,7 +71,7 @@ class LocalFile:
             if not piece:
                 break
             raw += piece
-        # at each read, and behind it: rows written over in place parse as well as before
+        # after each read, since rows that were overwritten in place would still parse
         self.refuse_changed()
         return raw
 
@@ -92,10 +91,10 @@ class LocalFile:
         """
         try:
             entry = self.path.stat()
-            same = (entry.st_size, entry.st_mtime_ns) == (self.size, self.changed)
+            is_same = (entry.st_size, entry.st_mtime_ns) == (self.size, self.changed)
         except OSError:
-            same = False
-        if not same:
+            is_same = False
+        if not is_same:
             raise OptrunError(
                 f"{self.key}={self.path}: this file changed while it was read as a stream, so its"
                 " rows are no longer where they were. Leave the files of a stream as they are;"

@@ -77,26 +77,27 @@ class Draws:
     def _draw(self, probabilities: np.ndarray, seed: int, *, ends_with_first: bool) -> np.ndarray:
         """Draw sources until the first one ends, or until all with a probability have ended.
 
+        A source ends when as many examples were drawn from it as it has.
+
         Returns:
             The source of each position; shape (positions,), int16.
         """
         randomness = generator(seed, "mixture")
         is_drawn = probabilities > 0
-        drawn: list[np.ndarray] = []
+        ends_needed = 1 if ends_with_first else np.count_nonzero(is_drawn)
+        pieces: list[np.ndarray] = []
         totals = np.zeros(len(self.sizes), dtype=np.int64)
-        while True:
-            has_ended = (totals >= self.sizes)[is_drawn]
-            if has_ended.any() if ends_with_first else has_ended.all():
-                break
-            more = randomness.choice(len(self.sizes), size=_AT_ONCE, p=probabilities)
-            totals += np.bincount(more, minlength=len(self.sizes))
-            drawn.append(more.astype(np.int16))
-        sources = np.concatenate(drawn)
+        while np.count_nonzero(is_drawn & (totals >= self.sizes)) < ends_needed:
+            piece = randomness.choice(len(self.sizes), size=_AT_ONCE, p=probabilities)
+            totals += np.bincount(piece, minlength=len(self.sizes))
+            pieces.append(piece.astype(np.int16))
+        sources = np.concatenate(pieces)
+        # The pieces go on behind the last end that is needed.
         ends = []
         for source in np.flatnonzero(is_drawn & (totals >= self.sizes)):
             positions = np.flatnonzero(sources == source)
             ends.append(int(positions[self.sizes[source] - 1]) + 1)
-        return sources[: min(ends) if ends_with_first else max(ends)]
+        return sources[: sorted(ends)[ends_needed - 1]]
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -163,7 +164,7 @@ class MixedExamples:
         return digest("mixture", self._how, *pieces)
 
     def source_digests(self) -> dict[str, str]:
-        """Map each source to the digest of its examples, or each file of a stream to its own."""
+        """Map each source to a digest of its examples; for a stream, each file to its digest."""
         digests: dict[str, str] = {}
         for name, part in self.sources.items():
             if hasattr(part, "source_digests"):
@@ -190,7 +191,7 @@ class Mixing:
         return f"mixture of {', '.join(plan.ordering for plan in self.plans(0))}"
 
     def plans(self, seed: int) -> list[EpochPlan]:
-        """Make a plan for each source alone, of which the order of its epochs is used."""
+        """Make an epoch plan for each source alone; only the order of its examples is used."""
         return [
             EpochPlan(len(part), 1, 1, seed, arrangement=getattr(part, "arrangement", None))
             for part in self.parts
@@ -214,9 +215,9 @@ class MixedOrder:
     epoch: int
 
     def __post_init__(self) -> None:
-        """Count the passes before."""
+        """Count the passes over each source in earlier epochs."""
         self._first_pass = self.epoch * self.draws.passes()
-        self._orders: dict[tuple[int, int], Order] = {}
+        self._orders: dict[int, tuple[int, Order]] = {}
 
     def __len__(self) -> int:
         return len(self.draws)
@@ -232,14 +233,16 @@ class MixedOrder:
             begin = int(numbers[positions_of_source[0]])
             end = int(numbers[positions_of_source[-1]]) + 1
             passes = spans(range(size, end + size, size), begin, end)
-            taken = [self._order(source, turn)[first:last] for turn, first, last in passes]
-            indices[positions_of_source] = self.begins[source] + np.concatenate(taken)
+            examples = [self._order(source, number)[first:last] for number, first, last in passes]
+            indices[positions_of_source] = self.begins[source] + np.concatenate(examples)
         return indices
 
-    def _order(self, source: int, turn: int) -> Order:
-        if (source, turn) not in self._orders:
-            self._orders = {key: order for key, order in self._orders.items() if key[0] != source}
-            self._orders[source, turn] = self.plans[source].order(
-                int(self._first_pass[source]) + turn
-            )
-        return self._orders[source, turn]
+    def _order(self, source: int, number: int) -> Order:
+        """Return the order of a source in its pass with this number inside of the epoch.
+
+        The last order of each source stays in memory.
+        """
+        pass_number = int(self._first_pass[source]) + number
+        if self._orders.get(source, (-1,))[0] != pass_number:
+            self._orders[source] = (pass_number, self.plans[source].order(pass_number))
+        return self._orders[source][1]

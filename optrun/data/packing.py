@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -18,9 +19,10 @@ _PIECE = 1 << 16
 
 
 def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Put documents into blocks by best-fit decreasing (Johnson 1973).
+    """Assign documents to blocks by best-fit decreasing (Johnson 1973).
 
-    The longest document comes first; each goes into the fullest block that has space for it.
+    The longest document comes first; each goes into the fullest block that has space for it, else
+    into a new one.
 
     Args:
         lengths: Tokens of each document, from 1 to `room`; shape (n,), int64.
@@ -37,24 +39,26 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """
     by_length = np.argsort(-lengths, kind="stable")
     block_of = np.empty(len(lengths), dtype=np.int64)
-    by_space: dict[int, list[int]] = defaultdict(list)
-    spaces = 0  # bit s: there is a block with s tokens of space
+    blocks_by_space: dict[int, list[int]] = defaultdict(list)
+    spaces: list[int] = []  # its keys that have blocks, ascending
     blocks = 0
     for rank, length in enumerate(_whole_numbers(lengths[by_length])):
-        enough = spaces >> length  # bit s: there is a block with length + s tokens of space
-        if enough:
-            space = length + (enough & -enough).bit_length() - 1  # the lowest bit that is set
-            block = by_space[space].pop()
-            if not by_space[space]:
-                spaces &= ~(1 << space)
+        at = bisect_left(spaces, length)
+        if at < len(spaces):  # the fullest block with enough space
+            space = spaces[at]
+            block = blocks_by_space[space].pop()
+            if not blocks_by_space[space]:
+                del spaces[at]
         else:
             space = room
             block = blocks
             blocks += 1
         block_of[rank] = block
-        if space > length:
-            by_space[space - length].append(block)
-            spaces |= 1 << (space - length)
+        space -= length
+        if space:
+            if not blocks_by_space[space]:
+                insort(spaces, space)
+            blocks_by_space[space].append(block)
     order = by_length[np.argsort(block_of, kind="stable")]
     sizes = np.bincount(block_of, minlength=blocks)
     borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -62,7 +66,10 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
-    """Yield numbers as Python integers; as a list they would take four times the memory."""
+    """Yield the numbers of an array as Python integers, few in memory at a time.
+
+    A list of all would take four times the memory of the array.
+    """
     for at in range(0, len(values), _PIECE):
         send_heartbeat()
         yield from values[at : at + _PIECE].tolist()

@@ -36,30 +36,32 @@ class PairColumns:
 
     Attributes:
         prompt: The column of prompts; None: the common beginning of both answers is the prompt.
-        more: The columns of tools, of a system text, and of options of the template.
+        optional: The columns of tools, of a system text, of options of the template, and of earlier
+            turns that the split has.
     """
 
     prompt: str | None
-    more: tuple[str, ...]
+    optional: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
-        return [
-            *([self.prompt] if self.prompt else []),
-            CHOSEN,
-            REJECTED,
-            *self.more,
-        ]
+        """All columns; the prompt comes first if there is a column of prompts."""
+        names = [CHOSEN, REJECTED, *self.optional]
+        if self.prompt:
+            names.insert(0, self.prompt)
+        return names
 
 
 def pair_columns(source: Source, split: Split) -> PairColumns:
-    """Find the columns `chosen`, `rejected`, and the prompt.
+    """Find the columns `chosen`, `rejected` and the prompt, and mark them as read.
+
+    The prompt is the column of `data.text_column`, else `prompt`, else there is none. A split
+    without rows has the columns of the training rows.
 
     Raises:
-        ConfigError: One is missing, with the name that is nearest to it.
+        ConfigError: `chosen` or `rejected` is missing; the message has the nearest name.
     """
-    if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
+    if not len(split.rows):
         split = source.train
     column_names = split.rows.column_names
     for column in (CHOSEN, REJECTED):
@@ -68,13 +70,15 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
             hint = f" Did you mean {' or '.join(close)}? Call it {column}." if close else ""
             raise ConfigError(
                 f"{split.key} has no column {column}: task=preference reads {CHOSEN}, {REJECTED},"
-                f" and {PROMPT} where the prompt stands apart.{hint} {columns_in_words(split.rows)}"
+                f" and {PROMPT} if the prompt has a column.{hint} {columns_in_words(split.rows)}"
             )
-    prompt = named_column(source.columns, "text_column", split) or (
-        PROMPT if PROMPT in column_names else None
-    )
-    more = (TOOLS, SYSTEM, "chat_template_kwargs", "history")
-    columns = PairColumns(prompt, tuple(name for name in more if name in column_names))
+    prompt = named_column(source.columns, "text_column", split)
+    if prompt is None and PROMPT in column_names:
+        prompt = PROMPT
+    optional = [
+        name for name in (TOOLS, SYSTEM, "chat_template_kwargs", "history") if name in column_names
+    ]
+    columns = PairColumns(prompt, tuple(optional))
     split.columns_read.update(columns.names)
     return columns
 
@@ -104,41 +108,57 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
         row: The number of the row, from 0; None: it is of a stream.
 
     Raises:
-        Unreadable: It is no pair.
+        Unreadable: The answers are not two texts or two lists, or there is no prompt.
     """
     prompt = None if columns.prompt is None else cells[columns.prompt]
     chosen = cells[CHOSEN]
     rejected = cells[REJECTED]
+    prompt_is_inside = columns.prompt is None
     if isinstance(chosen, list) and isinstance(rejected, list):
-        is_shared = columns.prompt is None or isinstance(prompt, str)
-        if is_shared and _common_prefix_length(chosen, rejected) == 0:
+        prompt_is_inside = prompt_is_inside or isinstance(prompt, str)
+        if prompt_is_inside and _common_prefix_length(chosen, rejected) == 0:
             raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
-    elif isinstance(chosen, str) and isinstance(rejected, str):
-        is_shared = columns.prompt is None
-    else:
+    elif not (isinstance(chosen, str) and isinstance(rejected, str)):
         raise Unreadable(
             f"has {type(chosen).__name__} and {type(rejected).__name__} as {CHOSEN} and {REJECTED},"
             " where two texts or two lists of turns are expected."
         )
-    if is_shared:
+    if prompt_is_inside:
         length = _common_prefix_length(chosen, rejected)
         prompt = chosen[:length]
         chosen = chosen[length:]
         rejected = rejected[length:]
-    more = {name: cells.get(name) for name in columns.more}
+    optional = {name: cells.get(name) for name in columns.optional}
     return (
-        _read_side(prompt, chosen, CHOSEN, more, roles, row),
-        _read_side(prompt, rejected, REJECTED, more, roles, row),
+        _read_side(prompt, chosen, CHOSEN, optional, roles, row),
+        _read_side(prompt, rejected, REJECTED, optional, roles, row),
     )
 
 
 def _read_side(
-    prompt: object, answer: object, name: str, more: Cells, roles: frozenset[str], row: int | None
+    prompt: object,
+    answer: object,
+    name: str,
+    optional: Cells,
+    roles: frozenset[str],
+    row: int | None,
 ) -> Chat | Plain:
-    """Read a prompt with one of its answers; `name` is the column of the answer."""
+    """Read a prompt with one of its answers, as a row of prompt and completion.
+
+    Args:
+        prompt: The prompt, a text or turns; None: it is empty.
+        answer: The answer, a text or turns.
+        name: The column of the answer, for messages.
+        optional: The other cells, such as `tools` and `system`.
+        roles: Roles that a turn may have.
+        row: The number of the row, from 0; None: it is of a stream.
+
+    Raises:
+        Unreadable: As `chat_of`.
+    """
     names = (PROMPT, f"{name} answer")
     columns = ChatColumns(ChatLayout.prompt_completion, names, (TOOLS, SYSTEM))
-    return chat_of({PROMPT: prompt, names[1]: answer, **more}, columns, roles, row)
+    return chat_of({PROMPT: prompt, names[1]: answer, **optional}, columns, roles, row)
 
 
 def preference_texts(source: Source) -> Iterator[str]:
@@ -155,12 +175,16 @@ def preference_texts(source: Source) -> Iterator[str]:
 def _common_prefix_length(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     """Count the turns or characters of the common beginning; each answer keeps at least one.
 
-    A space at the end of the beginning belongs to the answers, as in TRL.
+    If it ends with a space, that belongs to the answers, as in TRL.
+
+    Example:
+        >>> _common_prefix_length("2 + 2 = 4", "2 + 2 = 5")
+        7
     """
-    shared = 0
+    length = 0
     limit = min(len(chosen), len(rejected)) - 1
-    while shared < limit and chosen[shared] == rejected[shared]:
-        shared += 1
-    if shared and chosen[shared - 1] == " ":
-        return shared - 1
-    return shared
+    while length < limit and chosen[length] == rejected[length]:
+        length += 1
+    if length and chosen[length - 1] == " ":
+        return length - 1
+    return length

@@ -62,10 +62,9 @@ class Reading:
         return digest(*parts, *self.contents, *self.encodings)
 
     def utf8_files(self, folder: Path) -> list[Path]:
-        """List the files as UTF-8.
+        """List the files as UTF-8; they may be compressed with gzip, bz2 or xz.
 
-        A file in another encoding, or with a compression that libraries do not read, is rewritten
-        into the folder.
+        A file in another encoding, or with another compression, is written anew into the folder.
         """
         return [
             (
@@ -78,9 +77,7 @@ class Reading:
 
 
 def cache_rows(key: str, read: Callable[[str], Dataset]) -> Dataset:
-    """Read with a reader of `datasets`, and keep the Arrow files in our own cache.
-
-    Our cache notices damage.
+    """Read with a reader of `datasets`, and keep its Arrow files in our cache, which finds damage.
 
     Args:
         key: Digest of everything the rows depend on, besides the packages that read them.
@@ -124,14 +121,16 @@ def silence_datasets() -> Iterator[None]:
 
 
 @contextmanager
-def user_data_errors(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
+def user_data_errors(
+    where: str, describe: Callable[[Exception], str] | None = None
+) -> Iterator[None]:
     """Turn any error of a library inside this context into a ConfigError.
 
     Errors of optrun pass unchanged.
 
     Args:
-        where: Key and value, and what cannot be done with them.
-        why: Makes the end of the sentence from the error; None: `innermost_error`.
+        where: Key and value, with which the message begins.
+        describe: Writes the rest of the message; None: `innermost_error`.
 
     Raises:
         ConfigError: A library raised anything.
@@ -141,11 +140,11 @@ def user_data_errors(where: str, why: Callable[[Exception], str] | None = None) 
     except OptrunError:
         raise
     except Exception as error:  # reader, disk and network have errors of their own
-        raise ConfigError(f"{where}: {(why or innermost_error)(error)}") from error
+        raise ConfigError(f"{where}: {(describe or innermost_error)(error)}") from error
 
 
 def innermost_error(error: BaseException) -> str:
-    """Return the innermost error of a library in one line."""
+    """Write the last cause of an error in one line of at most 400 characters, with its type."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split()) or "no reason given"

@@ -38,10 +38,10 @@ def cell_repr(value: object) -> str:
 
 
 def columns_in_words(rows: Dataset) -> str:
-    """List the columns, with the first cell of nested ones and advice for these.
+    """List the columns, each nested one with an example and advice.
 
     Args:
-        rows: Of one split, at least one.
+        rows: The rows of one split, at least one; the first 100 are looked at.
 
     Returns:
         Sentences, such as `Columns: text (such as {'en': 'a'} (dict)), label.`.
@@ -62,7 +62,7 @@ def columns_in_words(rows: Dataset) -> str:
 
 
 def _advise_on_cell(name: str, cell: object) -> str:
-    """Say how to make texts of a column with such cells."""
+    """Say how to turn the cells of a nested column into texts, by an example."""
     if _is_chat(cell):
         return (
             f"{name} holds chats, which task=sft reads. For another task write each as one text,"
@@ -76,7 +76,7 @@ def _advise_on_cell(name: str, cell: object) -> str:
 
 
 def labelled_lines(rows: Dataset) -> str:
-    """Say how to make a table of rows with a single column of texts; empty for other rows."""
+    """Say how to give lines of text labels; empty for rows with other columns than `text`."""
     lines = _first_lines(rows)
     if not lines:
         return ""
@@ -85,11 +85,17 @@ def labelled_lines(rows: Dataset) -> str:
             f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. data.format=conll"
             " reads them."
         )
-    return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
+    return (
+        "These are only texts: give a table (csv, tsv, jsonl, parquet) with columns for texts and"
+        " labels."
+    )
 
 
 def looks_tagged(rows: Dataset) -> bool:
-    """Tell whether lines of text, or rows of a table, are a word and its tag each."""
+    """Tell whether each of the first 100 rows is a word, perhaps more, and a tag such as B-PER.
+
+    Blank rows do not count; the names of several columns do, since a row may be their header.
+    """
     if any(
         getattr(feature, "dtype", "") not in ("string", "large_string")
         for feature in rows.features.values()
@@ -103,7 +109,7 @@ def looks_tagged(rows: Dataset) -> bool:
 
 
 def _first_lines(rows: Dataset) -> list[str]:
-    """List the first texts without blank ones; empty for a table."""
+    """List those of the first 100 texts that are not blank; empty for a table."""
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
         return []
     return [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
@@ -112,8 +118,8 @@ def _first_lines(rows: Dataset) -> list[str]:
 def looks_like(rows: Dataset) -> str | None:
     """Name the format that lines of text are in: `json`, `csv` or `tsv`; None: they are texts.
 
-    Lines are a table if there are ten at least, and each has as many tabs, commas, semicolons or
-    bars as the others.
+    They are a table if there are at least ten, and all have the same number of tabs, commas,
+    semicolons or bars, which is not 0.
     """
     lines = [line.strip() for line in _first_lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
@@ -130,7 +136,7 @@ def looks_like(rows: Dataset) -> str | None:
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
-    """Refuse a file of one JSON object with the rows inside of it.
+    """Refuse a file of one JSON object that holds the rows, unless it is a document or a chat.
 
     Args:
         key: The configuration key, for messages.
@@ -138,11 +144,11 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
         rows: The one row that was read from it.
 
     Raises:
-        ConfigError: With the form in which rows are read.
+        ConfigError: With a command that writes the rows as jsonl.
     """
     row = rows[0]
     if any(isinstance(row.get(name), str) for name in USUAL_TEXTS):
-        return  # one document, with something beside it
+        return  # one document
     values = list(row.values())
     if any(map(_is_chat, values)):
         return
@@ -150,7 +156,7 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     inside = [name for name, value in row.items() if _are_objects(value)]
     if is_table or inside:
         raise ConfigError(
-            f"{key}={path}: the file is one JSON object ({first_names(row, 6)}), and its rows stand"
+            f"{key}={path}: the file is one JSON object ({first_names(row, 6)}) with the rows"
             " inside. Write them as jsonl, one object a line, such as with"
             f" jq -c '.{next(iter([*inside, *row]))}[]' FILE > NEW.jsonl"
         )

@@ -78,7 +78,7 @@ class Shard(ABC):
         begin: int,
         end: int,
         columns: Sequence[str] | None,
-        unread: frozenset[str] = frozenset(),
+        unexpected: frozenset[str] = frozenset(),
     ) -> list[Row]:
         """Read rows `begin` to `end`.
 
@@ -86,10 +86,11 @@ class Shard(ABC):
             begin: The first row.
             end: One past the last row.
             columns: Columns to return, with None in a row that lacks one; None: each row as it is.
-            unread: Columns that rows must not have, since none of the first rows has them.
+            unexpected: Columns that rows must not have: no first row has them, so that nothing
+                would read them.
 
         Raises:
-            ConfigError: A row is no JSON object, or has a value in one of `unread`.
+            ConfigError: A row is no JSON object, or has a value in one of `unexpected`.
             OptrunError: The file has changed since it was opened.
         """
 
@@ -130,26 +131,25 @@ class Lines(Shard):
 
     @staticmethod
     def open(key: str, file: File, opening: Opening) -> Lines:
-        """Find where the lines of a file begin; read it only if the cache does not know.
+        """Find where the rows of a file begin, and its digest; both are cached.
 
-        `opening.read` grows by the size of a file that is read.
+        If the file must be read, it is read once for both, and `opening.read` grows by its size.
         """
-        indexed: list[np.ndarray] = []
+        begins_read: list[np.ndarray] = []  # one array if the file was read
 
-        def read() -> str:
-            """Read the file once for both its digest and the offsets of its rows."""
+        def read_file() -> str:
             opening.read += file.size
             begins, content = find_row_starts(file.chunks())
-            indexed.append(begins)
+            begins_read.append(begins)
             return content
 
-        def find() -> dict[str, np.ndarray]:
-            if not indexed:  # the digest was known without reading
-                read()
-            return {"begins": indexed[0]}
+        def row_begins() -> dict[str, np.ndarray]:
+            if not begins_read:  # the digest was known without reading
+                read_file()
+            return {"begins": begins_read[0]}
 
-        content = file.identified(read)
-        begins = cached_arrays("stream", digest("lines-1", content), find)["begins"]
+        content = file.identified(read_file)
+        begins = cached_arrays("stream", digest("lines-1", content), row_begins)["begins"]
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def names(self) -> Sequence[str]:
@@ -161,26 +161,25 @@ class Lines(Shard):
                 names.update(dict.fromkeys(row))
             return list(names)
 
-        return self.file.known(f"columns-1 {FIRST_ROWS}", find)
+        return self.file.cached_result(f"columns-1 {FIRST_ROWS}", find)
 
     def read(
         self,
         begin: int,
         end: int,
         columns: Sequence[str] | None,
-        unread: frozenset[str] = frozenset(),
+        unexpected: frozenset[str] = frozenset(),
     ) -> list[Row]:
-        """Read rows by their byte offsets, in one read."""
+        """Read rows by their byte offsets, in one read; see `Shard.read`."""
         borders = self.begins[begin : end + 1]
-        first = int(borders[0])
-        raw = self.file.read(first, int(borders[-1]) - first)
+        first_byte = int(borders[0])
+        raw = self.file.read(first_byte, int(borders[-1]) - first_byte)
+        spans_in_raw = pairwise((borders - first_byte).tolist())
         rows = []
-        for number, (row_begin, right) in enumerate(
-            pairwise((borders - first).tolist()), begin + 1
-        ):
-            row = self._parsed(raw[row_begin:right], number)
-            for name in unread:
-                if row.get(name):  # an empty value says as much as none
+        for number, (row_begin, row_end) in enumerate(spans_in_raw, begin + 1):
+            row = self._parse(raw[row_begin:row_end], number)
+            for name in unexpected:
+                if row.get(name):  # an empty value is as good as none
                     raise ConfigError(
                         f"{self.key}={self.file}: row {number:,} has a column {name}, which none of"
                         f" the first {FIRST_ROWS} rows of any file has, so it would not be read."
@@ -192,8 +191,8 @@ class Lines(Shard):
             rows.append(row)
         return rows
 
-    def _parsed(self, raw: bytes, number: int) -> Row:
-        """Parse a line; `number` is that of its row, from 1.
+    def _parse(self, raw: bytes, number: int) -> Row:
+        """Parse the line of a row; `number` counts rows from 1, for messages.
 
         Raises:
             ConfigError: It is no JSON object.
@@ -202,12 +201,12 @@ class Lines(Shard):
             row = parse_row(raw)
         except ValueError as error:
             raise ConfigError(
-                f"{self.key}={self.file}: row {number:,} is no JSON: {error}."
+                f"{self.key}={self.file}: row {number:,} is not JSON: {error}."
             ) from error
         if not isinstance(row, dict):
             raise ConfigError(
-                f'{self.key}={self.file}: row {number:,} is no object, such as {{"text": ...}}, but'
-                f" {raw[:40]!r}."
+                f"{self.key}={self.file}: row {number:,} is not an object, such as"
+                f' {{"text": ...}}, but {raw[:40]!r}.'
             )
         return row
 
@@ -264,7 +263,7 @@ class Groups(Shard):
 
         try:
             content = file.identified(read)
-            counts, names = file.known("groups-2", footer)
+            counts, names = file.cached_result("groups-2", footer)
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(
                 f"{key}={file}: cannot be read as parquet: {' '.join(str(error).split())}"
@@ -279,45 +278,39 @@ class Groups(Shard):
         return self.columns
 
     def _group(self, number: int, columns: Sequence[str] | None) -> pa.Table:
-        """Read a row group, or take it from the cache; None: all columns.
+        """Read a row group, or take it from memory; None: all columns.
 
-        The cache grows to the groups of six windows, as many as the largest group in it needs.
+        Memory holds four groups, and as many more as six windows have rows, counted in groups of
+        the largest size in memory.
 
         Raises:
             OptrunError: The file has changed since it was opened.
         """
         import pyarrow.parquet as reader
 
-        def read() -> pa.Table:
-            self.file.refuse_changed()  # Arrow says of other bytes only that they are broken
+        def read_group() -> pa.Table:
+            self.file.refuse_changed()  # before Arrow calls the new bytes damaged
             with reader.ParquetFile(self.file.opened()) as file:
                 group = file.read_row_group(number, columns=columns, use_threads=False)
             self.file.refuse_changed()
-            # By the largest group in memory: one with few rows must not make room for many large
-            # ones.
+            # Not by the size of this group: a small one must not make room for many large ones.
             rows = max(group.num_rows, *(table.num_rows for table in self.recent.values()), 1)
             self.recent.capacity = _GROUPS + _WINDOWS * self.window // rows
             return group
 
-        return self.recent.read(
-            (self.file, number, None if columns is None else tuple(columns)), read
-        )
+        names = None if columns is None else tuple(columns)
+        return self.recent.read((self.file, number, names), read_group)
 
     def read(
         self,
         begin: int,
         end: int,
         columns: Sequence[str] | None,
-        unread: frozenset[str] = frozenset(),  # noqa: ARG002
+        unexpected: frozenset[str] = frozenset(),  # noqa: ARG002
     ) -> list[Row]:
-        """Read rows out of whole row groups.
+        """Read rows out of whole row groups; see `Shard.read`.
 
-        Args:
-            begin: First row.
-            end: Row after the last one.
-            columns: Columns to read; None in the cells of those that the file lacks. None: all
-                columns of the file.
-            unread: Ignored: only `columns` are read.
+        `unexpected` is ignored, since the footer names all columns.
         """
         lacking = dict.fromkeys(name for name in columns or () if name not in self.columns)
         rows: list[Row] = []
@@ -334,21 +327,15 @@ class Groups(Shard):
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of columns between row borders, before compression.
 
-        The bytes of a row group are spread evenly over its rows. The totals of the groups are read
-        once and remembered.
-
-        Args:
-            borders: Ascending row numbers, n + 1 for n ranges of rows.
-            columns: Columns to count.
-
-        Returns:
-            Bytes of each range, int64 of shape (n,).
+        The bytes of a row group, which its footer has, are spread evenly over its rows.
         """
-        totals = self.file.known(digest("totals-1", *columns), partial(self._totals, columns))
-        sums = np.cumsum([0, *totals])
-        at_borders = np.interp(borders, np.array([0, *self.ends]), sums)
-        spread: np.ndarray = np.diff(at_borders).astype(np.int64)
-        return spread
+        totals = self.file.cached_result(
+            digest("totals-1", *columns), partial(self._totals, columns)
+        )
+        bytes_at_ends = np.cumsum([0, *totals])
+        bytes_at_borders = np.interp(borders, np.array([0, *self.ends]), bytes_at_ends)
+        sizes: np.ndarray = np.diff(bytes_at_borders).astype(np.int64)
+        return sizes
 
     def _totals(self, columns: Sequence[str]) -> list[int]:
         """Count the bytes of the columns in each row group, before compression."""
@@ -358,11 +345,11 @@ class Groups(Shard):
             groups = [file.metadata.row_group(number) for number in range(len(self.ends))]
         totals = []
         for group in groups:
-            chunks = map(group.column, range(group.num_columns))
-            chunks_of_columns = [
-                chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
-            ]
-            totals.append(sum(chunk.total_uncompressed_size for chunk in chunks_of_columns))
+            total = 0
+            for chunk in map(group.column, range(group.num_columns)):
+                if chunk.path_in_schema.split(".")[0] in columns:  # a nested column has dots
+                    total += chunk.total_uncompressed_size
+            totals.append(total)
         return totals
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
@@ -373,27 +360,26 @@ class Groups(Shard):
 
 
 def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
-    """Find the byte offset of each line that is not blank, and digest the bytes.
+    """Find the byte offset of each line that is not blank, and digest the bytes, in one pass.
 
     Returns:
-        Offsets of the lines and of the end of the last one, shape (rows + 1,), int64; the
-        `checksum`.
+        The offsets of these lines, and then the size of the file, shape (rows + 1,), int64; and the
+        text that `checksum` computes from the bytes.
     """
     total = xxhash.xxh3_128()
-    begins_of_chunks = [np.zeros(0, dtype=np.int64)]
-    at = 0
-    rest = b""
+    starts = [np.zeros(0, dtype=np.int64)]
+    offset = 0  # where `unfinished` begins
+    unfinished = b""  # the line that the next chunk continues
     for chunk in chunks:
         total.update(chunk)
-        lines, line_end, tail = (rest + chunk).rpartition(b"\n")
+        lines, line_end, unfinished = (unfinished + chunk).rpartition(b"\n")
         if line_end:
-            begins_of_chunks.append(at + _find_line_starts(lines + line_end))
-            at += len(lines) + 1
-        rest = tail
-    if rest.strip():
-        begins_of_chunks.append(np.array([at], dtype=np.int64))
-    begins = np.concatenate([*begins_of_chunks, np.array([at + len(rest)])])
-    return begins, f"{at + len(rest)} {total.hexdigest()}"
+            starts.append(offset + _find_line_starts(lines + line_end))
+            offset += len(lines) + 1
+    if unfinished.strip():
+        starts.append(np.array([offset], dtype=np.int64))
+    size = offset + len(unfinished)
+    return np.concatenate([*starts, np.array([size])]), f"{size} {total.hexdigest()}"
 
 
 def _find_line_starts(lines: bytes) -> np.ndarray:
@@ -401,8 +387,7 @@ def _find_line_starts(lines: bytes) -> np.ndarray:
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    doubtful = np.flatnonzero(_SPACE[raw[starts]])
-    blank = [
-        number for number in doubtful.tolist() if not lines[starts[number] : ends[number]].strip()
-    ]
+    # Only lines that begin with white space may be blank: few, so that a loop is fast enough.
+    maybe_blank = np.flatnonzero(_SPACE[raw[starts]]).tolist()
+    blank = [number for number in maybe_blank if not lines[starts[number] : ends[number]].strip()]
     return np.delete(starts, blank).astype(np.int64)

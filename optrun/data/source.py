@@ -120,8 +120,8 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         split: All rows.
         fraction: Share to hold back, in (0, 1).
         seed: Picks the rows.
-        documents: True where rows are documents to be joined: with fewer than 20 of them the end of
-            each document is held out instead, at a line break or a space near it.
+        documents: The task joins rows: of fewer than 20 texts the end of each is held back instead,
+            from a line break or a space on.
 
     Returns:
         Training rows, evaluation rows, and a sentence that says what was done.
@@ -130,12 +130,8 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         ConfigError: Fewer than two rows that cannot be cut.
     """
     rows = split.rows
-    if (
-        documents
-        and len(rows) < FEW_DOCUMENTS
-        and rows.column_names == ["text"]
-        and not is_nested(rows.features["text"])
-    ):
+    are_texts = rows.column_names == ["text"] and not is_nested(rows.features["text"])
+    if documents and are_texts and len(rows) < FEW_DOCUMENTS:
         return _cut_ends(split, fraction)
     if len(rows) < 2:
         raise ConfigError(
@@ -143,43 +139,51 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         )
     held_count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))
-    is_held = np.zeros(len(rows), dtype=bool)
-    is_held[order[:held_count]] = True
-    train = split.take(np.flatnonzero(~is_held))
-    evaluation = split.take(np.flatnonzero(is_held))
+    train = split.take(np.sort(order[held_count:]))
+    evaluation = split.take(np.sort(order[:held_count]))
     evaluation.key = f"{split.key} (held out)"
     which = f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key}"
     return train, evaluation, f"{NO_SPLIT}: {which} held out at random by seed {seed}"
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
-    """Hold back the end of each text, as `cut` does for a few documents."""
+    """Hold back the end of each text, a share of its characters.
+
+    Returns:
+        Beginnings as training rows, ends as evaluation rows, and a sentence that says so.
+    """
     heads: list[str] = []
     tails: list[str] = []
-    content = digest_if_known(split.content, repr(fraction))
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)
         heads.append(text[:end])
         tails.append(text[end:])
     note = f"{NO_SPLIT}: the last {fraction:.0%} of each text of {split.key} held out"
+    head_content = digest_if_known(split.content, repr(fraction), "head")
+    tail_content = digest_if_known(split.content, repr(fraction), "tail")
     return (
-        Split(TextRows(heads), split.key, content=content and f"{content} head"),
-        Split(TextRows(tails), f"{split.key} (held out)", content=content and f"{content} tail"),
+        Split(TextRows(heads), split.key, content=head_content),
+        Split(TextRows(tails), f"{split.key} (held out)", content=tail_content),
         note,
     )
 
 
 def _end_of_head(text: str, fraction: float) -> int:
-    """Find where the evaluation text begins: behind a line break or else a space before its share.
+    """Find where to cut a text, so that about `fraction` of its characters are behind the cut.
 
-    The evaluation text becomes at most twice as long by that, and the training text at most half
-    as long; without a line break or a space in this range the share is exact.
+    The cut moves back behind the last line break, else the last space, but not so far that the
+    evaluation text becomes twice as long or the training text half as long.
+
+    Example:
+        >>> text = "one two three four"
+        >>> text[_end_of_head(text, 0.3) :]
+        'three four'
     """
-    end = int(len(text) * (1 - fraction))
-    near = end - min(len(text) - end, end // 2)
-    for gap in ("\n", " "):
-        at = text.rfind(gap, near, end)
+    exact = int(len(text) * (1 - fraction))
+    earliest = exact - min(len(text) - exact, exact // 2)
+    for separator in ("\n", " "):
+        at = text.rfind(separator, earliest, exact)
         if at >= 0:
             return at + 1
-    return end
+    return exact

@@ -27,23 +27,21 @@ _PLAIN = {
     tokenize.COMMENT: "comment",
     tokenize.OP: "operator",
 }
-_STATEMENTS = frozenset(
-    (
-        "assert",
-        "class",
-        "def",
-        "elif",
-        "except",
-        "for",
-        "from",
-        "if",
-        "import",
-        "raise",
-        "return",
-        "while",
-        "with",
-    )
-)
+_STATEMENTS = {
+    "assert",
+    "class",
+    "def",
+    "elif",
+    "except",
+    "for",
+    "from",
+    "if",
+    "import",
+    "raise",
+    "return",
+    "while",
+    "with",
+}
 
 Line = list[tokenize.TokenInfo]
 """Tokens of a logical line, without line breaks and indentation."""

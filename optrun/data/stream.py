@@ -75,17 +75,15 @@ class StreamRows:
         A column that only later files have is empty, with the type that it has there.
         """
         first = self.shards[0].head(FIRST_ROWS, self.columns)
-        types = {
-            name: self.shards[number].head(FIRST_ROWS, [name]).features[name]
-            for name, number in self._first_with.items()
-            if number and (self.columns is None or name in self.columns)
-        }
-        count = len(first) or min(
-            FIRST_ROWS, self.shards[0].rows
-        )  # without columns it has no length either
-        if types:
-            return with_empty_columns(first, count, types)
-        return first
+        types = {}
+        for name, number in self._first_with.items():
+            is_selected = self.columns is None or name in self.columns
+            if number > 0 and is_selected:
+                types[name] = self.shards[number].head(FIRST_ROWS, [name]).features[name]
+        if not types:
+            return first
+        count = len(first) or min(FIRST_ROWS, self.shards[0].rows)  # no columns have no length
+        return with_empty_columns(first, count, types)
 
     @cached_property
     def _first_with(self) -> dict[str, int]:
@@ -99,11 +97,11 @@ class StreamRows:
         return first_with
 
     @cached_property
-    def _unread(self) -> frozenset[str]:
-        """Columns that belong to `columns`, and that none of the first rows of any file has.
+    def _unexpected(self) -> frozenset[str]:
+        """Optional columns of chats that no first row of any file has, such as `tools`.
 
-        A row with one of them is refused, since it would not be read. Empty for parquet, whose
-        footer names every column.
+        A later row with one of them is refused, since nothing would read it. Empty for parquet,
+        whose footer names every column.
         """
         if self.columns is None or isinstance(self.shards[0], Groups):
             return frozenset()
@@ -126,10 +124,10 @@ class StreamRows:
         return replace(self, columns=list(names), unselected=self.unselected or self)
 
     def select(self, indices: Iterable[int]) -> Dataset:
-        """Return some rows as a table in memory.
+        """Return some rows as a table in memory, with all columns of the stream.
 
-        The types of its columns are those of `features` for parquet, else they follow from these
-        rows. A column of the stream that none of the rows has is added, empty.
+        The types of columns are those of `features` for parquet, and of jsonl columns that none of
+        the rows has; else they follow from these rows.
 
         Args:
             indices: Numbers of rows, in any order; none: a table without rows.
@@ -187,11 +185,11 @@ class StreamRows:
         """
         rows: list[Row] = []
         for number, first, last in spans(self._ends, begin, end):
-            rows += self.shards[number].read(first, last, self.columns, self._unread)
+            rows += self.shards[number].read(first, last, self.columns, self._unexpected)
         return rows
 
     def where(self, index: int) -> str:
-        """Name the file of a row and its number there, from 1."""
+        """Name a row for a message: its file, and its number there from 1."""
         number, _, row = next(spans(self._ends, index, index + 1))
         return f"{self.key}={self.shards[number].file}: row {row:,}"
 
@@ -203,37 +201,36 @@ class StreamRows:
             windows.append(np.arange(begin, end, self.window))
         return np.concatenate([*windows, self._ends[-1:]])
 
-    def _windows(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
+    def _windows_of_files(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
         """Yield each file with its windows.
 
         Yields:
             The file, the number of its first window, one past its last, and the borders of these
             windows as rows of the file.
         """
-        begins = [0, *self._ends]
-        for shard, begin, (first, last) in zip(
-            self.shards,
-            begins[:-1],
-            pairwise(np.searchsorted(self.borders, begins).tolist()),
-            strict=True,
-        ):
+        begin = 0
+        first = 0
+        for shard, end in zip(self.shards, self._ends, strict=True):
+            last = int(np.searchsorted(self.borders, end))
             yield shard, first, last, self.borders[first : last + 1] - begin
+            begin = end
+            first = last
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
-        """The first window of each part of a file that is read as a whole.
+        """The first window of each part of a file that is read as a whole, such as a row group.
 
         The number of windows is the last value. Shape (parts + 1,), int64.
         """
-        begins = np.ones(len(self.borders), dtype=bool)
-        for shard, first, last, borders in self._windows():
+        is_first = np.ones(len(self.borders), dtype=bool)
+        for shard, first, last, borders in self._windows_of_files():
             parts = shard.parts(borders[:-1])
-            begins[first + 1 : last] = parts[1:] != parts[:-1]
-        return np.flatnonzero(begins)
+            is_first[first + 1 : last] = parts[1:] != parts[:-1]
+        return np.flatnonzero(is_first)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of some columns in each window; shape (windows,), int64."""
-        sizes = [shard.sizes(borders, columns) for shard, _, _, borders in self._windows()]
+        sizes = [shard.sizes(borders, columns) for shard, _, _, borders in self._windows_of_files()]
         return np.concatenate(sizes)
 
     def fingerprint(self) -> str:
@@ -257,8 +254,8 @@ def open_stream(
         notes: Gets a sentence about bytes and seconds, if a file had to be read.
 
     Raises:
-        ConfigError: A format that cannot be read in the middle; files of several formats; one
-            without rows.
+        ConfigError: A format cannot be read in the middle, files have several formats, or a file
+            has no rows.
     """
     kind = one_format(key, (streamed_format(key, path) for path in files))
     assert kind.stream is not None
@@ -279,7 +276,7 @@ def open_stream(
         seconds = time.monotonic() - start_time
         notes.append(
             f"{key}: {len(rows):,} rows of {len(files):,} files found by reading"
-            f" {opening.read / 1e6:,.0f} MB once ({seconds:.0f} s); where they are is remembered"
+            f" {opening.read / 1e6:,.0f} MB once ({seconds:.0f} s); their positions are cached"
         )
     return rows
 
@@ -334,7 +331,7 @@ class WindowOrder:
         return np.concatenate(examples)
 
     def _inside(self, number: int) -> np.ndarray:
-        """Return the shuffled examples of the consecutive windows 4 n to 4 n + 3 of the order."""
+        """Return the examples of windows 4 `number` to 4 `number` + 3 of the order, shuffled."""
         windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
         examples = np.concatenate(
             [np.arange(*self._borders[window : window + 2]) for window in windows]
@@ -437,10 +434,11 @@ class StreamedBlocks:
         self.arrangement = Windows(rows, self._borders)
 
     def _plan_blocks_per_window(self) -> np.ndarray:
-        """Plan how many blocks each window gets; shape (windows,), int64.
+        """Plan how many blocks each window gets, at least one; shape (windows,), int64.
 
-        From its bytes and the tokens per byte of a sample of windows. A window that needs more than
-        planned loses the rest; a note says so.
+        Up to eight windows, spread evenly, are tokenised, and get the blocks that they need. The
+        others are planned by their bytes, with 2 % more tokens per byte than the densest of these
+        has. A window that needs more blocks loses the rest; a note says so.
         """
         sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
         count = len(sizes)
@@ -451,8 +449,8 @@ class StreamedBlocks:
         key = digest("sample-2", self.key, versions(*MAKERS))
         windows = sampled.tolist()
         tokens = np.array(cached_result(key, lambda: [self._count_tokens(at) for at in windows]))
-        dense = tokens / np.maximum(sizes[sampled], 1)
-        blocks = np.ceil(sizes * (dense.max() * _MARGIN) / self.length).astype(np.int64)
+        tokens_per_byte = (tokens / np.maximum(sizes[sampled], 1)).max() * _MARGIN
+        blocks = np.ceil(sizes * tokens_per_byte / self.length).astype(np.int64)
         if len(sampled) < count:
             full = tokens.sum() / max(1, blocks[sampled].sum() * self.length)
             self.notes.append(
@@ -466,7 +464,7 @@ class StreamedBlocks:
 
     def _count_tokens(self, window: int) -> int:
         """Tokenise a window, and count its tokens."""
-        return len(next(iter(self._window(window).values())))
+        return len(next(iter(self._ids_of_window(window).values())))
 
     def __len__(self) -> int:
         return int(self._borders[-1])
@@ -475,7 +473,7 @@ class StreamedBlocks:
         window, number, _ = next(spans(self._borders[1:], index, index + 1))
         blocks = int(self._borders[window + 1] - self._borders[window])
         example = {}
-        for name, flat in self._window(window).items():
+        for name, flat in self._ids_of_window(window).items():
             total = min(len(flat), blocks * self.length)
             ids: Any = flat[total * number // blocks : total * (number + 1) // blocks]
             if not len(ids):
@@ -483,10 +481,14 @@ class StreamedBlocks:
             example[name] = np.asarray(ids, dtype=np.int64)
         return example
 
-    def _window(self, window: int) -> dict[str, np.ndarray]:
-        """Encode the rows of a window, or take them from the cache: ids of all rows by name."""
+    def _ids_of_window(self, window: int) -> dict[str, np.ndarray]:
+        """Return the ids of all rows of a window by name, joined; four windows stay in memory.
 
-        def encoded() -> dict[str, np.ndarray]:
+        Raises:
+            ConfigError: A row cannot be encoded.
+        """
+
+        def encode_rows() -> dict[str, np.ndarray]:
             begin, end = self.rows.borders[window : window + 2].tolist()
             rows = self.rows.read(begin, end)
             try:
@@ -503,7 +505,7 @@ class StreamedBlocks:
                 joined[name] = np.concatenate(ids_of_rows)
             return joined
 
-        return self._recent.read(window, encoded)
+        return self._recent.read(window, encode_rows)
 
     def fingerprint(self) -> str:
         """Digest the files and how rows become blocks."""

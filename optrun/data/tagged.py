@@ -19,45 +19,47 @@ _KEY_AND_VALUE = re.compile(r"# \S+ = ")
 
 
 def read_tagged(reading: Reading) -> Dataset:
-    """Read sentences, with a word first on each line and its tag last.
+    """Read sentences of CoNLL files: each line has a word first and its tag last.
 
-    Lines end at line feeds and carriage returns alone: other separators of Unicode may be words.
-    Lines of `-DOCSTART-` and comments before the first word of a sentence are left out; `notes`
-    gets the number of comments.
+    Lines end only at line feeds and carriage returns, since other separators of Unicode may be
+    words. Lines of `-DOCSTART-` and comments before the first word of a sentence are left out.
+    Notes say how many comments there were, and which columns are not read.
 
     Returns:
         Rows with `tokens` and `tags`.
 
     Raises:
-        ConfigError: A line with another number of columns than the first one, or with a single one.
+        ConfigError: A line has another number of columns than the first one, or only one.
     """
     from datasets import Dataset
 
-    sentences: list[list[str]] = [[]]
-    tags: list[list[str]] = [[]]
+    rows: dict[str, list[list[str]]] = {"tokens": [], "tags": []}
     for path, encoding in zip(reading.files, reading.encodings, strict=True):
         text = b"".join(recode_to_utf8(chunks_of(path), encoding)).decode("utf-8")
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        columns = _columns_of(lines)
+        columns = _count_columns(lines)
         comments = 0
+        words: list[str] = []  # of the sentence that is read
+        tags: list[str] = []
         for number, line in enumerate([*lines, ""], 1):
             cells = _cells(line)
             if not cells or _DOCUMENT.match(line):
-                if sentences[-1]:
-                    sentences.append([])
-                    tags.append([])
-                continue
-            if not sentences[-1] and _is_comment(line, len(cells) != columns):
+                if words:
+                    rows["tokens"].append(words)
+                    rows["tags"].append(tags)
+                    words = []
+                    tags = []
+            elif not words and _is_comment(line, len(cells) != columns):
                 comments += 1
-                continue
-            if len(cells) != columns or columns < 2:
+            elif len(cells) != columns or columns < 2:
                 raise ConfigError(
                     f"{reading.key}={path}: line {number:,} has {len(cells)} columns:"
                     f" {line[:60]!r}. Expected {max(columns, 2)}: a word first, its tag last, and"
                     " an empty line after each sentence."
                 )
-            sentences[-1].append(cells[0])
-            tags[-1].append(cells[-1].strip())
+            else:
+                words.append(cells[0])
+                tags.append(cells[-1].strip())
         if comments:
             reading.notes.append(f"{reading.key}={path}: {comments:,} lines of comments left out")
         if columns > 2:
@@ -65,11 +67,11 @@ def read_tagged(reading: Reading) -> Dataset:
             reading.notes.append(
                 f"{reading.key}={path}: {unread} not read: the word is first, its tag is last"
             )
-    return Dataset.from_dict({"tokens": sentences[:-1], "tags": tags[:-1]})
+    return Dataset.from_dict(rows)
 
 
 def _cells(line: str) -> list[str]:
-    """Split a line at its tabs, else at its spaces; none if it is blank."""
+    """Split a line at its tabs, else at its spaces; a blank line has no cells."""
     if not line.strip(" \t"):
         return []
     if "\t" in line:
@@ -77,8 +79,11 @@ def _cells(line: str) -> list[str]:
     return re.split(" +", line.strip(" "))
 
 
-def _columns_of(lines: list[str]) -> int:
-    """Count the columns of the first line that is no comment for certain; 0: there is no line."""
+def _count_columns(lines: list[str]) -> int:
+    """Count the columns of the first line that is surely no comment; 0: there is no such line.
+
+    That is a line without `#` at its begin, else one that is no `# KEY = VALUE`.
+    """
     tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
     certain = (line for line in tagged if not line.startswith("#"))
     likely = (line for line in tagged if not _KEY_AND_VALUE.match(line))
@@ -89,6 +94,7 @@ def _columns_of(lines: list[str]) -> int:
 def _is_comment(line: str, is_odd: bool) -> bool:
     """Tell whether a line before the first word of a sentence is a comment.
 
-    is_odd: It has another number of columns than the other lines.
+    It begins with `#`, and is odd or a `# KEY = VALUE`: a word may be `#`, too. is_odd: The line
+    has another number of columns than the other lines.
     """
     return line.startswith("#") and (is_odd or _KEY_AND_VALUE.match(line) is not None)

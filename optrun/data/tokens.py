@@ -34,13 +34,14 @@ _READ = 1 << 22
 
 
 def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Map the files of `data.train` and `data.eval`.
+    """Map the files of `data.train` and `data.eval`, cut into blocks of `data.max_length` tokens.
 
-    Without the latter the end of the stream is held out.
+    Without `data.eval` the last blocks of the training stream are held out: the share
+    `data.eval_fraction`, at least one block. Notes say so, and which tokens fill no block.
 
     Raises:
-        ConfigError: No such file, one that is cut short or of another format, too few tokens for a
-            block.
+        ConfigError: A file is missing, cut short or of another format, or a stream is shorter than
+            a block.
     """
     train = [
         _open_token_file("data.train", path, config) for path in resolve("data.train", config.train)
@@ -83,6 +84,11 @@ def _split(
     *,
     empty: bool = False,
 ) -> Split:
+    """Make a split of the blocks between two tokens of the stream of some files.
+
+    Raises:
+        ConfigError: The tokens do not fill a block, and `empty` does not allow that.
+    """
     blocks: Any = TokenBlocks(files, config.max_length, begin, end)
     if not len(blocks) and not empty:
         raise ConfigError(
@@ -93,6 +99,14 @@ def _split(
 
 
 def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
+    """Map a file of token ids.
+
+    Their type is that of Megatron's index `NAME.idx` if it exists, else `data.dtype`, else 16 bits.
+
+    Raises:
+        ConfigError: The file is empty, an index or one of llm.c, `data.dtype` is not the type of
+            the index, or the size does not fit.
+    """
     where = f"{key}={path}"
     if path.suffix == ".idx":
         raise ConfigError(
@@ -114,32 +128,37 @@ def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
                     f"{where}: this is a file of llm.c. Write its ids without the header of 1,024"
                     " bytes: tail -c +1025 FILE > NEW.bin"
                 )
-    item = np.dtype(dtype).itemsize
-    if config.dtype is not None and np.dtype(_parse_dtype(config.dtype)) != np.dtype(dtype):
+    item = dtype.itemsize
+    if config.dtype is not None and _parse_dtype(config.dtype) != dtype:
         raise ConfigError(
-            f"data.dtype={config.dtype}: {path} says itself that its ids are"
-            f" {np.dtype(dtype).name}. Leave it null."
+            f"data.dtype={config.dtype}: the index of {path} says that its ids are"
+            f" {dtype.name}. Leave it null."
         )
     if size % item or (count is not None and size != count * item):
         expected = f"tokens of {item} bytes"
         if count is not None:
             expected = f"{count:,} tokens, {count * item:,} bytes"
         raise ConfigError(
-            f"{where}: {size:,} bytes; expected {expected}. It was cut short, or added to."
+            f"{where}: {size:,} bytes; expected {expected}. The file was cut short, or bytes were"
+            " added."
         )
     ids = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
-    facts = cached_result(f"tokens {dtype}", lambda: _look_through(path, np.dtype(dtype)), path)
-    return TokenFile(path, ids, *facts)
+    content, largest, least = cached_result(
+        f"tokens {dtype.str}", lambda: _digest_and_range(path, dtype), path
+    )
+    return TokenFile(path, ids, content, largest, least)
 
 
-def _parse_dtype(name: str) -> str:
-    return np.dtype(name).newbyteorder("<").str
+def _parse_dtype(name: str) -> np.dtype[Any]:
+    """Return a little-endian type by its name, such as `uint16`."""
+    return np.dtype(name).newbyteorder("<")
 
 
-def _look_through(path: Path, dtype: np.dtype[Any]) -> tuple[str, int, int]:
-    """Compute the digest, the largest and the smallest id of a file, piece by piece.
+def _digest_and_range(path: Path, dtype: np.dtype[Any]) -> tuple[str, int, int]:
+    """Compute the digest, the largest and the smallest id of a file.
 
-    A mapped file would count as memory of the process.
+    The file is read piece by piece, since a mapped one would count as memory of the process. The
+    largest id is -1 at least, the smallest 0 at most.
     """
     total = xxhash.xxh3_128()
     count = 0
@@ -154,21 +173,25 @@ def _look_through(path: Path, dtype: np.dtype[Any]) -> tuple[str, int, int]:
     return f"{dtype.str} {count} {total.hexdigest()}", largest, least
 
 
-def _megatron(where: str, path: Path) -> tuple[str, int]:
-    """Read the type and the number of the ids from Megatron's index."""
+def _megatron(where: str, path: Path) -> tuple[np.dtype[Any], int]:
+    """Read the type of the ids and their number from Megatron's index.
+
+    Raises:
+        ConfigError: It is another file, of another version, or cut short.
+    """
     with open_file(path, follow=True) as file:
         raw = file.read()
     fixed = struct.Struct("<9sQBQQ")
     if len(raw) < fixed.size or not raw.startswith(_MEGATRON):
         raise ConfigError(
             f"{where}: this is not Megatron's index, which begins with {_MEGATRON[:7].decode()}."
-            " Where the .bin beside it is nanoGPT's, take the .idx away."
+            " If the .bin beside it is nanoGPT's, move the .idx elsewhere."
         )
     _, version, code, sequences, documents = fixed.unpack_from(raw)
     if version != 1 or code not in _MEGATRON_IDS:
-        types = [f"{known} ({np.dtype(kind).name})" for known, kind in _MEGATRON_IDS.items()]
+        types = [f"{number} ({np.dtype(kind).name})" for number, kind in _MEGATRON_IDS.items()]
         raise ConfigError(
-            f"{where}: version {version}, type {code}. Known are version 1 and the types"
+            f"{where}: version {version}, type {code}. optrun reads version 1 with the types"
             f" {', '.join(types)}."
         )
     if len(raw) != fixed.size + 12 * sequences + 8 * documents:
@@ -176,4 +199,4 @@ def _megatron(where: str, path: Path) -> tuple[str, int]:
             f"{where}: {len(raw):,} bytes do not hold {sequences:,} lengths: it was cut short."
         )
     lengths = np.frombuffer(raw, dtype="<i4", count=sequences, offset=fixed.size)
-    return _MEGATRON_IDS[code], int(lengths.sum(dtype=np.int64))
+    return np.dtype(_MEGATRON_IDS[code]), int(lengths.sum(dtype=np.int64))

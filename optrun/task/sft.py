@@ -279,9 +279,7 @@ class Sft(ChatTask):
                 raise self.overlong("it", tokens)
             return arrays | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
-        examples = StreamedRows(
-            rows.select_columns([*columns.names, *columns.more]), example, encoder.key()
-        )
+        examples = StreamedRows(rows.select_columns(columns.all), example, encoder.key())
         if self.config.overlong_rows is OverlongRows.drop:
             self._note_left_out(split, examples)
         return examples

@@ -127,7 +127,7 @@ def test_a_run_goes_on_at_its_commit_whatever_the_branch_is_at(tmp_path: Path, k
         assert second in told
         del hub.commits[first]
         gone = place.run("resume=straight", "training.max_steps=10", code=2)
-        assert "the hub has no such revision" in gone
+        assert "the hub does not have this revision" in gone
     assert summary(tmp_path / "cut")["global_step"] == 10
 
 
@@ -144,11 +144,11 @@ def test_what_the_hub_does_not_give_is_one_message(tmp_path: Path) -> None:
             "data.eval_split",
         ):
             assert fact in told
-        assert "no such revision" in place.run(*words, "data.revision=other", code=2)
+        assert "does not have this revision" in place.run(*words, "data.revision=other", code=2)
         others = [word.replace(NAME, "someone/other") for word in words]
         assert "nothing of this name" in place.run(*others, code=2)
         hub.lies["train.jsonl"] = hub.commits[hub.main]["train.jsonl"].replace(b"fox", b"dog")
-        assert "other bytes than it names" in place.run(*words, "data.eval_fraction=0", code=1)
+        assert "other bytes than it lists" in place.run(*words, "data.eval_fraction=0", code=1)
         hub.commit({"README.md": CARD, "train.csv": b"text,label\na,b\n" * 9})
         assert "data.streaming=true reads .jsonl" in place.run(
             *words, "data.eval_fraction=0", code=2

@@ -371,7 +371,7 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
     "no such column": (
         "sequence_classification",
         ["data.text_column=txt"],
-        ["data.text_column=txt", "data.eval has no such column", "id, text", "Did you mean text?"],
+        ["data.text_column=txt", "data.eval has no column txt", "id, text", "Did you mean text?"],
     ),
     "a column that is not read": (
         "sequence_classification",

@@ -112,17 +112,21 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
         (
             {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
             ["a.tsv"],
-            ["not sure", "in place of a line of names", "data.column_names=[NAME1, NAME2, NAME3]"],
+            [
+                "not sure",
+                "seems to be a row, not a header",
+                "data.column_names=[NAME1, NAME2, NAME3]",
+            ],
         ),
         (
             {"a.csv": "good film,0.5\n" + "".join(f"film {n},0.{n}\n" for n in range(30))},
             ["a.csv"],
-            ["not sure", "in place of a line of names: 'good film', '0.5'"],
+            ["not sure", "seems to be a row, not a header: 'good film', '0.5'"],
         ),
         (
             {"a.txt": "".join(f"word{n}\t-1.5\t[-1, 2, 3]\n" for n in range(30))},
             ["a.txt"],
-            ["not sure", "in place of a line of names: 'word0', '-1.5', '[-1, 2, 3]'"],
+            ["not sure", "seems to be a row, not a header: 'word0', '-1.5', '[-1, 2, 3]'"],
         ),
         (
             {
@@ -130,7 +134,7 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
                 "test.csv": "line,kind\na b,u\n",
             },
             ["train.csv"],
-            ["data.label_column=label", "data.eval has no such column"],
+            ["data.label_column=label", "data.eval has no column label"],
         ),
     ],
 )
@@ -301,7 +305,7 @@ def test_a_link_to_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         (here / name).symlink_to("/no/such/file.csv")
         assert optrun("start", name) == 2
         said = capsys.readouterr().err
-        assert f"data.train={name}: a link to /no/such/file.csv, where there is nothing" in said
+        assert f"data.train={name}: a link to /no/such/file.csv, which does not exist" in said
 
 
 def test_an_image_that_cannot_be_decoded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

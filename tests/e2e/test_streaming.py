@@ -146,7 +146,7 @@ def test_a_bad_row_is_one_message(
     words = [*STREAM, *TINY_GPT, *EVERY, "training.max_steps=20", "hydra.run.dir=bad"]
     assert optrun(*words) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "part_1.jsonl: row 1 is no JSON" in said
+    assert "part_1.jsonl: row 1 is not JSON" in said
     assert "Traceback" not in said
 
 

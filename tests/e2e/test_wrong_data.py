@@ -125,21 +125,21 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.json",
         json.dumps([[row["text"], str(row["label"])] for row in ROWS]),
-        ["a.json", "row 1 is no object", '{"text": ..., "label": ...}'],
+        ["a.json", "row 1 is not an object", '{"text": ..., "label": ...}'],
     ),
     (
         "a list a line",
         CLASSIFY,
         "a.jsonl",
         lines(*([row["text"], row["label"]] for row in ROWS)),
-        ["a.jsonl", "row 1 is no object", '{"text": ..., "label": ...}'],
+        ["a.jsonl", "row 1 is not an object", '{"text": ..., "label": ...}'],
     ),
     (
         "a chat a line",
         TEXTS,
         "a.jsonl",
         lines(CHAT, times=8),
-        ["a.jsonl", "row 1 is no object", '"content"'],
+        ["a.jsonl", "row 1 is not an object", '"content"'],
     ),
     # Cells that are no texts.
     (
@@ -220,7 +220,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.txt",
         numbered("{text}"),
-        ["data.label_column", "texts alone", "csv, tsv, jsonl"],
+        ["data.label_column", "only texts", "csv, tsv, jsonl"],
     ),
     (
         "a word and a tag a line",
@@ -242,7 +242,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.csv",
         TABLE.split("\n", 1)[1],
-        ["data.label_column", "'even'", "in place of a line of names"],
+        ["data.label_column", "'even'", "seems to be a row, not a header"],
     ),
     ("a header alone", CLASSIFY, "a.csv", "text,label\n", ["a.csv", "no rows"]),
     (
@@ -257,7 +257,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.csv",
         "# from a site\ntext,label\na,0\n",
-        ["'# from a site'", "Take comments out"],
+        ["'# from a site'", "Remove comments"],
     ),
     (
         "a column twice",
@@ -271,7 +271,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.jsonl",
         '{"text":"a","text":"b"}\n',
-        ["a.jsonl", "the key 'text' stands twice"],
+        ["a.jsonl", "the key 'text' is repeated"],
     ),
     (
         "a row too wide",

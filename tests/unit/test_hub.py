@@ -47,7 +47,7 @@ def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == [None, None]
     assert len(asked) == 1
     assert not constants.HF_HUB_OFFLINE
-    assert hub.describe_missing(None) == "no such local folder, and not to be had from the hub"
+    assert hub.describe_missing(None) == "no such local folder, and the hub did not send it"
 
 
 def test_a_silent_hub_leaves_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

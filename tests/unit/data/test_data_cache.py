@@ -173,7 +173,7 @@ def test_a_killed_maker_blocks_nobody(cache: Path, tmp_path: Path) -> None:
 def test_one_that_waits_tells_for_whom_and_gives_signs_of_life(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optrun.data.cache._TOLD_SECONDS", 0.05)
+    monkeypatch.setattr("optrun.data.cache._WAIT_NOTICE_SECONDS", 0.05)
     begun, signs, notes = threading.Event(), list[None](), list[str]()
 
     def make(folder: Path) -> None:
@@ -203,7 +203,7 @@ def test_who_makes_an_entry_gives_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its watcher hears of bytes alone, so that one that hangs is found."""
-    monkeypatch.setattr("optrun.data.cache._SIGN_SECONDS", 0.01)
+    monkeypatch.setattr("optrun.data.cache._SIZE_CHECK_SECONDS", 0.01)
     monkeypatch.setattr("optrun.data.heartbeat._EVERY_SECONDS", 0.0)
     signs = list[None]()
     inside = tmp_path / ".making-key-abc" / "reader"

@@ -20,6 +20,7 @@ from optrun.data.chat import (
     question_columns,
     questions,
 )
+from optrun.data.columns import unread_columns
 from optrun.data.source import Source, Split
 
 USER, BOT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
@@ -198,7 +199,7 @@ def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
             {},
             ["row 1", "has an empty output: nothing to learn from it"],
         ),
-        ({"messages": [USER, BOT], "tools": "[{"}, {}, ["row 1", "no JSON"]),
+        ({"messages": [USER, BOT], "tools": "[{"}, {}, ["row 1", "is not JSON"]),
         ({"messages": [USER, BOT], "tools": [1]}, {}, ["row 1", "tools", "JSON schemas"]),
     ],
 )
@@ -256,7 +257,7 @@ def test_a_column_of_turns_is_asked_up_to_its_last_answer() -> None:
         (
             {"text": "a"},
             [
-                "nothing to answer",
+                "none of the columns of questions",
                 "messages, prompt, instruction, conversations",
                 "data.messages_column",
             ],
@@ -275,3 +276,23 @@ def test_what_cannot_be_answered(row: dict[str, Any], facts: list[str]) -> None:
         list(questions(source.train, question_columns(source, source.train, None)))
     for fact in facts:
         assert fact in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_read"),
+    [
+        ([True, True], True),
+        (["true", None], True),
+        ([1, 1], True),
+        ([3, 0], True),  # a row of these is refused, as one of KTO
+        (["maths", "code"], False),
+        ([1, 3], False),
+    ],
+)
+def test_a_label_of_something_else_than_wanted_answers_is_named(
+    labels: list[object], is_read: bool
+) -> None:
+    source = source_of(*({"prompt": "a", "completion": "b", "label": label} for label in labels))
+    assert ("label" in chat_columns(source, source.train, None).optional) is is_read
+    sentence = "data.train: not read by task=sft: label"
+    assert unread_columns(source, "sft") == ([] if is_read else [sentence])

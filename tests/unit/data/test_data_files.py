@@ -314,7 +314,7 @@ def test_json_that_is_nested_too_deeply(
 ) -> None:
     content = b'{"text": "' + text + b'"}\n{"text": ' + deep + b"}\n"
     path = write(tmp_path / name, gzip.compress(content, 1) if name.endswith("gz") else content)
-    assert "row 2 is no JSON: too many brackets within brackets" in refusal(path)
+    assert "row 2 is not JSON: too many brackets within brackets" in refusal(path)
 
 
 def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_label_column_by_its_usual_name() -> None:
 def test_a_column_that_the_task_does_not_read_is_refused() -> None:
     made = source({"t": ["a"]}, target_column="t")
     with pytest.raises(
-        ConfigError, match=r"data.target_column=t: task=causal_lm reads no such column"
+        ConfigError, match=r"data.target_column=t: task=causal_lm does not use this key"
     ):
         refuse_unused(made.columns, ("text_column",), "causal_lm")
     assert named_column(made.columns, "target_column", made.train) == "t"
@@ -242,10 +242,10 @@ def test_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_splits_by_name(tmp_path: Path, labelled: DatasetDict) -> None:
     labelled.save_to_disk(str(tmp_path / "a"))
     with pytest.raises(
-        ConfigError, match=r"data.train_split=trian: no such split in .*Did you mean train"
+        ConfigError, match=r"data.train_split=trian: .* has no split trian. .*Did you mean train"
     ):
         hub(tmp_path / "a", train_split="trian")
-    with pytest.raises(ConfigError, match=r"data.eval_split=tests: no such split"):
+    with pytest.raises(ConfigError, match=r"data.eval_split=tests: .* has no split tests"):
         hub(tmp_path / "a", eval_split="tests")
 
 
@@ -272,7 +272,7 @@ def test_plain_text_has_no_labels() -> None:
     made = load_source(config("stdlib"), seed=0, documents=False)
     with pytest.raises(
         ConfigError,
-        match=r"data=stdlib has texts alone, and this task needs labels. Take data=files",
+        match=r"data=stdlib has only texts, and this task needs labels. Take data=files",
     ):
         label_column(made, made.train)
 
@@ -313,7 +313,7 @@ def test_one_column_has_one_meaning() -> None:
     rows = {"a": ["x", "y"], "label": ["p", "q"]}
     made = source(rows, label_column="label", text_column="label")
     with pytest.raises(
-        ConfigError, match=r"data.label_column=label: data.text_column is that column already"
+        ConfigError, match=r"data.label_column=label: data.text_column names the same column"
     ):
         refuse_unused(made.columns, ALL_KEYS, "sequence_classification")
     made = source(rows, text_column="label")

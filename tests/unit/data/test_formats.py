@@ -99,7 +99,7 @@ CASES: list[Case] = [
         "text;one,label\na;b,x\nc;d,y\n",
         {},
         {"text;one": ["a;b", "c;d"], "label": ["x", "y"]},
-        ["every row has ';', too", "reads them so"],
+        ["every row has ';', too", "separates columns there"],
     ),
     (
         "two ways",
@@ -147,7 +147,7 @@ CASES: list[Case] = [
         COMMA + "\ufeffText, LABEL\n" + COMMA.partition("\n")[2],
         {},
         {key: cells * 2 for key, cells in ROWS.items()},
-        ["repeat the line of names are left out: 1"],
+        ["repeat the header are left out: 1"],
     ),
     (
         "a line of names in the middle",
@@ -155,7 +155,7 @@ CASES: list[Case] = [
         COMMA + COMMA,
         {},
         {key: cells * 2 for key, cells in ROWS.items()},
-        ["repeat the line of names are left out: 1"],
+        ["repeat the header are left out: 1"],
     ),
     ("a single column", "a.csv", "text\na; b\nc\n", {}, {"text": ["a; b", "c"]}, []),
     (
@@ -496,7 +496,7 @@ CASES: list[Case] = [
         "a.jsonl",
         LINES.replace("}\n", "},\n"),
         {},
-        ["row 1", "Leave out the comma at its end"],
+        ["row 1", "Remove the comma at its end"],
         [],
     ),
     (
@@ -504,7 +504,7 @@ CASES: list[Case] = [
         "a.jsonl",
         "{'text': 'a'}\n{'text': 'b'}\n",
         {},
-        ["row 1", "stand in double quotes"],
+        ["row 1", "in double quotes"],
         [],
     ),
     ("a row too short", "a.csv", COMMA + "a\n", {}, ["row 3", "Expected 2 columns, got 1"], []),
@@ -621,7 +621,7 @@ def test_a_glob_over_splits_is_told(tmp_path: Path) -> None:
     for pattern, told in (("*.jsonl", 1), ("train*.jsonl", 0)):
         config = FilesConfig(name="files", train=f"{tmp_path}/data/{pattern}", eval=None)
         notes = load_files(config, documents=False).notes
-        assert sum("called as other splits" in note for note in notes) == told
+        assert sum("named after other splits" in note for note in notes) == told
 
 
 def saved(folder: Path) -> Path:
@@ -792,7 +792,8 @@ def test_a_missing_line_of_names_is_told(tmp_path: Path) -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=r"of a line of names: 'fine day', 'good'.*\"data.column_names=\[NAME1, NAME2\]\"",
+        match=r"seems to be a row, not a header: 'fine day', 'good'.*"
+        r"\"data.column_names=\[NAME1, NAME2\]\"",
     ):
         label_column(source, source.train)
 
@@ -811,7 +812,7 @@ def test_a_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return Dataset.from_list([dict([line.split(": ", 1)]) for line in lines])
 
     class Cards(Lines):
-        def _parsed(self, raw: bytes, number: int) -> dict[str, Any]:
+        def _parse(self, raw: bytes, number: int) -> dict[str, Any]:
             return dict([raw.decode().rstrip().split(": ", 1)])
 
         @staticmethod

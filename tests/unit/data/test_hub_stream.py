@@ -158,7 +158,7 @@ def test_other_bytes_than_the_hub_names_are_refused(remote: Remote, kind: str) -
     remote.files["a.jsonl"] = remote.files["a.jsonl"].replace(b"row 9", b"Row 9")
     with pytest.raises(
         OptrunError,
-        match=rf"data.path=o/n: a\.jsonl at revision {SHA}: .*other bytes than it names",
+        match=rf"data.path=o/n: a\.jsonl at revision {SHA}: .*other bytes than it lists",
     ):
         open_stream("data.path", [file], 1, [])
 
@@ -170,13 +170,13 @@ def test_a_hub_that_fails_or_knows_no_ranges_is_one_message(
     file = HubFile("o/n", SHA, "a.jsonl", 9, "sha1:0")
     opened = SimpleNamespace(open=lambda *_, **__: io.BytesIO(b"x"))
     monkeypatch.setattr(hub_file, "_file_system", lambda: opened)
-    with pytest.raises(OptrunError, match="1 bytes came where 9 were asked for"):
+    with pytest.raises(OptrunError, match="the hub sent 1 bytes of the 9 that were requested"):
         file.read(0, 9)
     hub_file._opened.cache_clear()
     monkeypatch.setattr(hub_file, "_file_system", lambda: SimpleNamespace())
     with pytest.raises(
         OptrunError,
-        match=r"data.path=o/n: a\.jsonl at revision a+: the hub does not give its bytes",
+        match=r"data.path=o/n: a\.jsonl at revision a+: the hub does not send its bytes",
     ):
         file.read(0, 9)
 

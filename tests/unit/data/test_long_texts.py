@@ -64,5 +64,5 @@ def test_a_text_larger_than_memory_is_refused(
     monkeypatch.setattr(formats, "largest_document", lambda: 5_000)
     (tmp_path / "a.txt").write_text(PLAIN)
     assert read_files("data.train", str(tmp_path / "a.txt"), documents=False)
-    with pytest.raises(ConfigError, match=r"a\.txt: one text of .* bytes.*split -C"):
+    with pytest.raises(ConfigError, match=r"a\.txt: a text of .* bytes.*split -C"):
         read_files("data.train", str(tmp_path / "a.txt"), documents=True)

@@ -278,7 +278,7 @@ def test_a_bad_row_is_the_same_message_out_of_a_worker(tmp_path: Path, workers: 
         workers,
     )
     plan = EpochPlan(len(made), 4, 1, seed=0, arrangement=made.arrangement)
-    with pytest.raises(ConfigError, match=r"a\.jsonl: row 10 is no JSON") as caught:
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 10 is not JSON") as caught:
         list(zip(range(plan.steps_per_epoch), loader.training(plan, 0), strict=False))
     assert "Traceback" not in str(caught.value)
 
@@ -316,8 +316,8 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     assert "reads .jsonl, .ndjson, .parquet" in refused("a.csv", "text\na\n")
     assert "the file is empty" in refused("b.jsonl", "")
     assert "no rows in it" in refused("c.jsonl", "\n \n")
-    assert "row 2 is no JSON" in refused("d.jsonl", '{"text": 1}\n{"text"\n')
-    assert "row 2 is no object" in refused("e.jsonl", '{"text": 1}\n3\n')
+    assert "row 2 is not JSON" in refused("d.jsonl", '{"text": 1}\n{"text"\n')
+    assert "row 2 is not an object" in refused("e.jsonl", '{"text": 1}\n3\n')
     assert "cannot be read as parquet" in refused("f.parquet", "abcdefgh")
     good = jsonl(tmp_path / "g.jsonl", ROWS)
     with pytest.raises(ConfigError, match="several formats"):
@@ -445,8 +445,8 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
 
 def test_the_columns_that_belong_to_chats_are_those_that_chats_take_in() -> None:
     chats = {"messages": [{"role": "user", "content": "a"}]}
-    for layout, names in chat._COLUMNS.items():
-        wanted = {*chat._MORE.get(layout, ()), chat._TOOLS, chat._KWARGS}
+    for layout, names in chat._REQUIRED_COLUMNS.items():
+        wanted = {*chat._OPTIONAL_COLUMNS.get(layout, ()), chat._TOOLS, chat._TEMPLATE_KWARGS}
         assert (
             first_rows.related_columns(names, dict.fromkeys(names, chats["messages"]), names)
             == wanted

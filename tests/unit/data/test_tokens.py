@@ -151,7 +151,7 @@ def test_what_is_no_such_file_is_refused(
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = megatron(tmp_path / "m.bin", IDS, [1003])
     with pytest.raises(
-        ConfigError, match=r"data.dtype=uint16: .*says itself that its ids are int32"
+        ConfigError, match=r"data.dtype=uint16: the index of .*m.bin says that its ids are int32"
     ):
         load(path, dtype="uint16")
     nanogpt(path, IDS, "<i2")
@@ -163,7 +163,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         (b"none", "not Megatron's index"),
         (whole[:-4], "do not hold 1 lengths"),
         (whole[:9] + struct.pack("<Q", 2) + whole[17:], "version 2, type 4"),
-        (whole[:17] + b"\x07" + whole[18:], r"type 7. Known are .*4 \(int32\)"),
+        (whole[:17] + b"\x07" + whole[18:], r"type 7. optrun reads .*4 \(int32\)"),
     ):
         index.write_bytes(raw)
         with pytest.raises(ConfigError, match=message):

@@ -245,7 +245,7 @@ def test_columns_by_their_names(
             TRIPLETS,
             {"target_column": "negative"},
             {},
-            ["data.target_column=negative", "reads no such column"],
+            ["data.target_column=negative", "does not use this key"],
         ),
         (TRIPLETS, {}, {"scale": 0.0}, ["task.scale=0.0", "above 0"]),
         (TRIPLETS, {}, {"recall_at": [0]}, ["task.recall_at=[0]"]),

@@ -241,7 +241,7 @@ def test_seq2seq_columns(make_source: Make, make_task: Make) -> None:
             ),
         )
     with pytest.raises(
-        ConfigError, match=r"data.label_column=x: task=seq2seq_lm reads no such column"
+        ConfigError, match=r"data.label_column=x: task=seq2seq_lm does not use this key"
     ):
         make_task(
             "seq2seq_lm", make_source({"text": ["a"], "target": ["b"], "x": [1]}, label_column="x")
