@@ -132,10 +132,7 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
 
 
 def match_modules(
-    key: str,
-    names: str | Sequence[str],
-    modules: Iterable[str],
-    shown: Iterable[str] | None = None,
+    key: str, names: str | Sequence[str], modules: Iterable[str], shown: Iterable[str] | None = None
 ) -> list[str]:
     r"""List the modules matched by names or one regular expression, as peft reads them.
 

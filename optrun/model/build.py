@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import list_names
@@ -361,7 +362,7 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
         padding = getattr(module, "padding_idx", None)
         if (
             name.endswith("position_embeddings")
-            and isinstance(module, torch.nn.Embedding)
+            and isinstance(module, nn.Embedding)
             and padding is not None
         ):
             refuse_long(config, module.num_embeddings - padding - 1, spec)

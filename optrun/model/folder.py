@@ -97,9 +97,8 @@ def _no_weights(folder: Path) -> str | None:
     if not other_files:
         return "this folder has no weights: no *.safetensors file in it."
     return (
-        f"its weights are {other_files[0]}, which is not opened: only safetensors are read."
-        " Convert them"
-        " where you trust their origin: load with transformers and save_pretrained(DIR)."
+        f"its weights are {other_files[0]}, which is not opened: only safetensors are read. Convert"
+        " them where you trust their origin: load with transformers and save_pretrained(DIR)."
     )
 
 

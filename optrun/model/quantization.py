@@ -144,11 +144,7 @@ def _build_4bit_linear(module: Any, *, meta: bool) -> nn.Module:
     layer.support_avx512bf16_for_cpu = False
     if not meta:
         layer.weight = bnb.Params4bit(
-            weight,
-            requires_grad=False,
-            compress_statistics=False,
-            quant_type=_TYPE,
-            module=layer,
+            weight, requires_grad=False, compress_statistics=False, quant_type=_TYPE, module=layer
         ).to("cpu")
     layer.bias = module.bias
     layer.optrun_source = type(module), weight.dtype

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from optrun.base.errors import CheckpointError
 from optrun.model.adapter import adapter_of
 
 
-def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect the tensors of a checkpoint.
 
     All tensors, or those of an adapter, whose frozen base lies where it came from.
@@ -29,12 +29,12 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensors[name] for name in tensors if name in adapter.names}
 
 
-def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers by name.
 
     A tied tensor once, under its parameter's name.
     """
-    tensors: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
     # embedding.
     seen = {_place(tensor) for tensor in tensors.values()}
@@ -46,11 +46,11 @@ def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put weights back by name, in place.
 
     Args:
@@ -81,7 +81,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
             tensor.copy_(tensors[name])
 
 
-def assign_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def assign_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Let a model on `meta` have these parameters and buffers, without a copy.
 
     Shapes and names are not checked.

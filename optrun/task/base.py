@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from optrun.base.errors import ConfigError
@@ -109,7 +110,7 @@ class Task(ABC):
     text_kind: str = TextKind.PAIR
     reads_words: bool = False
     label_smoothing: float = 0.0
-    class_weights: torch.Tensor | None = None
+    class_weights: Tensor | None = None
     predictor: str | type[Any] | None = None
     sources: Sequence[str] = ()
     measured: tuple[str, ...] = ()
@@ -234,15 +235,15 @@ class Task(ABC):
     # Loss
     # ----------------------------------------------------------------------------------------------
 
-    def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Run a model over a batch; its outputs are passed to `loss` and to metrics."""
         return model(**batch)
 
-    def measure(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+    def measure(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Sum the quantities in `measured` over the examples of a batch; shape (names,)."""
         raise NotImplementedError
 
-    def targets(self, batch: Batch) -> torch.Tensor:
+    def targets(self, batch: Batch) -> Tensor:
         """Return the labels of the loss, without the first position if `shift`; or `IGNORED`."""
         if self.shift:
             return batch["labels"][:, 1:]
@@ -259,7 +260,7 @@ class Task(ABC):
         targets = self.targets(batch)
         return float(self.class_weights.double()[targets[targets != IGNORED]].sum())
 
-    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
 
         It is the model's own loss, or with label smoothing or class weights torch's cross-entropy,
@@ -274,7 +275,7 @@ class Task(ABC):
             ConfigError: The model returned no loss.
         """
         if not self.label_smoothing and self.class_weights is None:
-            model_loss: torch.Tensor | None = getattr(outputs, "loss", None)
+            model_loss: Tensor | None = getattr(outputs, "loss", None)
             if model_loss is None:
                 raise ConfigError(
                     f"task={self.name}: the model returned no loss"
@@ -283,7 +284,7 @@ class Task(ABC):
                 )
             return model_loss
         if self.chunked:
-            smoothed: torch.Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
+            smoothed: Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
             return smoothed
         logits, targets = self._flat(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)
@@ -296,24 +297,22 @@ class Task(ABC):
         )
         return loss + self.router_loss(outputs)
 
-    def router_loss(self, outputs: Any) -> torch.Tensor | float:
+    def router_loss(self, outputs: Any) -> Tensor | float:
         """Return the load-balancing loss of the experts times its factor; 0.0 without experts.
 
         The model's own loss, which it returns if it is called with labels, includes it.
         """
         loss = getattr(outputs, "aux_loss", None)
-        if self.router_loss_coef is None or not isinstance(loss, torch.Tensor):
+        if self.router_loss_coef is None or not isinstance(loss, Tensor):
             return 0.0
         return self.router_loss_coef * loss.to(outputs.logits.device)
 
-    def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Flatten logits and labels of all positions; (positions, classes) and (positions,)."""
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         return logits.reshape(-1, logits.shape[-1]).float(), self.targets(batch).reshape(-1)
 
-    def loss_by_example(
-        self, outputs: ModelOutput, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum the losses over each example's targets, and count the targets; shape (batch,) each.
 
         The cross-entropy without label smoothing and class weights.
@@ -383,7 +382,7 @@ class Task(ABC):
         return None
 
 
-def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
+def pad(rows: Iterable[np.ndarray], value: int) -> Tensor:
     """Pad at least one row on the right to a tensor of shape (rows, longest), int64.
 
     Example:
@@ -420,7 +419,7 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
         Tensors of shape (batch, longest), int64.
     """
 
-    def fill(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
+    def fill(rows: Iterable[np.ndarray], value: int) -> Tensor:
         if left:
             return pad((row[::-1] for row in rows), value).flip(1)
         return pad(rows, value)

@@ -225,8 +225,7 @@ class ChatTask(Task):
                 if key in _LEARNT_KEYS:
                     raise ConfigError(
                         f"{template.origin} does not read {key} in {row_name(split, row)}: nothing"
-                        " of"
-                        f" it would be learnt. {OTHER_TEMPLATE} Or leave the key out."
+                        f" of it would be learnt. {OTHER_TEMPLATE} Or leave the key out."
                     )
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
 

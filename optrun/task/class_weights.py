@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from optrun.base.errors import ConfigError, did_you_mean
 
@@ -14,7 +15,7 @@ def class_weights(
     labels: Sequence[str],
     counts: Mapping[str, int],
     examples_with_label_sets: int | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Compute the weight of each class in the training loss.
 
     Args:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task import EmbeddingLoss
@@ -211,16 +212,16 @@ class Embedding(Task):
     # Loss
     # ----------------------------------------------------------------------------------------------
 
-    def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Run a model over the texts of a batch; their numbers and scores are left out."""
         return model(**inputs_of(batch))
 
-    def represent(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+    def represent(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Pool the texts of a batch to vectors, shape (batch, texts, width), at least float32."""
         vectors = self.pooling(outputs, batch["attention_mask"])
         return vectors.reshape(*batch[TEXTS].shape, vectors.shape[-1])
 
-    def compare(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def compare(self, vectors: Tensor, batch: Batch) -> Tensor:
         """Compute the loss of the vectors of one batch, or of several joined; shape ().
 
         Args:
@@ -245,7 +246,7 @@ class Embedding(Task):
                 symmetric=loss is EmbeddingLoss.multiple_negatives_symmetric_ranking,
             )
 
-    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Compute the loss of a batch; only its own rows are negatives. Shape ()."""
         return self.compare(self.represent(outputs, batch), batch)
 

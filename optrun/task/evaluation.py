@@ -21,7 +21,7 @@ from optrun.task.class_table import ClassTable, table_of_classes
 from optrun.task.metrics import confusion, perplexity
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
     from transformers.utils.generic import ModelOutput
 
 IGNORED = -100
@@ -140,7 +140,7 @@ class MeanLoss(SummedMetrics):
         super().__init__(count, ["loss"])
 
 
-def predicted(outputs: ModelOutput, *, shift: bool) -> torch.Tensor:
+def predicted(outputs: ModelOutput, *, shift: bool) -> Tensor:
     """Return the most probable class of each target, shape (batch, targets).
 
     Args:
@@ -148,9 +148,9 @@ def predicted(outputs: ModelOutput, *, shift: bool) -> torch.Tensor:
         shift: Whether the logits at a position predict the next token: the last ones are left out.
     """
     if not hasattr(outputs, "logits"):  # TargetLosses
-        classes: torch.Tensor = outputs.predicted
+        classes: Tensor = outputs.predicted
         return classes
-    logits: torch.Tensor = outputs.logits
+    logits: Tensor = outputs.logits
     if shift:
         logits = logits[:, :-1]
     return logits.argmax(-1)
@@ -167,10 +167,7 @@ class TokenMetrics(SummedMetrics):
     """
 
     def __init__(
-        self,
-        *,
-        shift: bool,
-        router_loss: Callable[[ModelOutput], torch.Tensor | float] | None = None,
+        self, *, shift: bool, router_loss: Callable[[ModelOutput], Tensor | float] | None = None
     ) -> None:
         names = ["loss", "perplexity", "accuracy"]
         if router_loss is not None:
@@ -179,7 +176,7 @@ class TokenMetrics(SummedMetrics):
         self.shift = shift
         self.router_loss = router_loss
 
-    def _targets(self, batch: Batch) -> torch.Tensor:
+    def _targets(self, batch: Batch) -> Tensor:
         if self.shift:
             return batch["labels"][:, 1:]
         return batch["labels"]

@@ -34,13 +34,7 @@ _EXPECTED = (
     'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or'
     " a column of 0 and 1 for each label: data.label_columns=[a,b]."
 )
-_INDICATORS = (
-    {"0", "1"},
-    {"0.0", "1.0"},
-    {"-1", "1"},
-    {"false", "true"},
-    {"no", "yes"},
-)
+_INDICATORS = ({"0", "1"}, {"0.0", "1.0"}, {"-1", "1"}, {"false", "true"}, {"no", "yes"})
 """What lists hold that say of each label whether a row has it."""
 _YES = (True, 1, 1.0, "1", "1.0", "true", "True")
 _NO = (False, 0, 0.0, "0", "0.0", "false", "False")

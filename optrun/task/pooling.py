@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from optrun.base.errors import ConfigError
@@ -41,7 +42,7 @@ class Pooling:
     normalize: bool
     """Whether vectors are scaled to length 1."""
 
-    def __call__(self, outputs: ModelOutput, mask: torch.Tensor) -> torch.Tensor:
+    def __call__(self, outputs: ModelOutput, mask: Tensor) -> Tensor:
         """Compute a vector for each text, padded on either side; float32, or float64 as the states.
 
         Args:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.data.chat import Chat
@@ -173,17 +174,14 @@ class Preference(ChatTask):
         if is_same.all():
             raise ConfigError(
                 f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(is_same):,}"
-                " of"
-                f" {len(is_same):,}, so nothing is preferred. Take rows with equal answers out of"
-                " the"
-                " data, or correct the two columns."
+                f" of {len(is_same):,}, so nothing is preferred. Take rows with equal answers out"
+                " of the data, or correct the two columns."
             )
         if is_same.any():
             self.notes.append(
                 f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in"
-                f" {int(is_same.sum()):,}"
-                f" of {len(is_same):,} rows, row {part.number(int(is_same.argmax()))} the first:"
-                " nothing is learnt of them"
+                f" {int(is_same.sum()):,} of {len(is_same):,} rows, row"
+                f" {part.number(int(is_same.argmax()))} the first: nothing is learnt of them"
             )
 
     # Batches
@@ -213,7 +211,7 @@ class Preference(ChatTask):
     # Loss
     # ----------------------------------------------------------------------------------------------
 
-    def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
+    def forward(self, model: nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of all answers in one forward pass."""
         if self.chunked:
             return chunked_pair_outputs(model, batch, whole=self.config.loss_type.value == "orpo")
@@ -223,21 +221,21 @@ class Preference(ChatTask):
         """Compute what the losses and rewards of pairs are made of, by `pair_scores`."""
         return pair_scores(outputs, batch, has_reference=self.has_reference)
 
-    def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Compute the mean loss of the pairs, plus the experts' balancing loss; shape ()."""
         losses, _ = self.loss_by_example(outputs, batch)
         loss = losses.mean()
         if self.router_loss_coef is None or outputs.aux_loss is None:
             return loss
-        experts: torch.Tensor = outputs.aux_loss.to(loss.device)
+        experts: Tensor = outputs.aux_loss.to(loss.device)
         return loss + self.router_loss_coef * experts
 
-    def loss_by_example(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_by_example(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the loss of each pair, and count it once; shape (pairs,) each."""
         losses = pair_losses(self.config, self.scores(outputs, batch))
         return losses, torch.ones_like(losses, dtype=torch.int64)
 
-    def measure(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def measure(self, outputs: Any, batch: Batch) -> Tensor:
         """Sum rewards and log-probabilities over the pairs, in the order of `MEASURES`; shape (6,).
 
         A reward is beta times the log-ratio; without a reference beta times the mean
@@ -263,7 +261,7 @@ class Preference(ChatTask):
 
     def reference(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         pairs: Pairs,
         batch_size: int,
         to_device: Callable[[Batch], Batch],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from optrun.data.loader import TEXTS, Batch
@@ -42,7 +43,7 @@ class RetrievalMetrics(MetricAccumulator):
 
     def __init__(
         self,
-        represent: Callable[[ModelOutput, Batch], torch.Tensor],
+        represent: Callable[[ModelOutput, Batch], Tensor],
         recall_at: Sequence[int],
         *,
         negatives: bool,

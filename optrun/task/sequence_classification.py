@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from optrun.base.errors import ConfigError
@@ -42,12 +43,7 @@ class SequenceClassification(Task):
         ConfigError: A missing column, a label unseen in training, text where numbers are expected.
     """
 
-    columns = (
-        "text_column",
-        "text_pair_column",
-        "label_column",
-        "label_columns",
-    )
+    columns = ("text_column", "text_pair_column", "label_column", "label_columns")
     unit = "examples"
     predictor = "optrun.runner.predictors:TextClasses"
 
@@ -183,7 +179,7 @@ class SequenceClassification(Task):
             return self.count(batch)
         return super().weight(batch)
 
-    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Compute the loss of a batch, shape ().
 
         For sets of labels it is the binary cross-entropy, a mean over examples and labels, in which
@@ -202,9 +198,7 @@ class SequenceClassification(Task):
             return LabelSetMetrics(self.labels)
         return super().running_metrics()
 
-    def loss_by_example(
-        self, outputs: ModelOutput, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the loss of each example, and count it once; shape (batch,) each.
 
         Without class weights and label smoothing: the squared difference for numbers, the mean

@@ -192,9 +192,8 @@ class Sft(ChatTask):
         if cut:
             self.notes.append(
                 f"warning: {template.origin} leaves out a part of {cut:,} of the first"
-                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a"
-                " template with"
-                " {% generation %} marks may keep it"
+                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a template"
+                " with {% generation %} marks may keep it"
             )
 
     def read(
