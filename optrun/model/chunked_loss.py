@@ -41,7 +41,7 @@ class TargetLosses(NamedTuple):
 
     loss: Tensor
     """Mean cross-entropy over the targets, shape ()."""
-    even: Tensor
+    uniform_loss: Tensor
     """Mean cross-entropy with a uniform target over the vocabulary, shape (); for label
     smoothing."""
     losses: Tensor

@@ -423,7 +423,7 @@ class ChatAnswers(TextGeneration):
             if template is None:
                 raise no_template_error(f"{self.split.key} has conversations")
             try:
-                text = template.text(row.turns, row.tools, opening=True)
+                text = template.text(row.turns, row.tools, generation_prompt=True)
             except TemplateFailed as error:
                 raise ConfigError(f"{row_name(self.split, row)} {error}.") from error
             encoding = self.tokenizer(text, add_special_tokens=False, verbose=False)

@@ -27,7 +27,7 @@ from optrun.task.evaluation import (
     MetricAccumulator,
     TokenMetrics,
     metric_functions,
-    predicted,
+    predicted_classes,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Task(ABC):
         return next(iter(self.eval_sets.values()))
 
     def join(self, others: Sequence[Task]) -> None:
-        """Adopt settings of the other sources' tasks of a mixture; nothing by default.
+        """Adopt settings of the other sources of a mixture; nothing by default.
 
         Called on the task of the first source, with the tasks of all sources.
 
@@ -158,7 +158,10 @@ class Task(ABC):
         del others  # most tasks need nothing
 
     def eval_fingerprint(self) -> str:
-        """Digest the examples of all evaluation sets, with their names; 16 hexadecimal digits."""
+        """Digest the examples of all evaluation sets to 16 hexadecimal digits.
+
+        The names of the sets are digested, too, unless there is a single set without a name.
+        """
         if list(self.eval_sets) == [""]:
             return self.eval.fingerprint()[:16]
         return digest(
@@ -167,7 +170,9 @@ class Task(ABC):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the training texts for a new tokenizer: those of the text column by default.
+        """Yield the texts from which a new tokenizer is trained.
+
+        By default those of the text column of the training split.
 
         Raises:
             ConfigError: A column is missing.
@@ -193,8 +198,8 @@ class Task(ABC):
             source: All splits; `split is source.train` for the training split.
             split: The rows.
             tokenizer: Of the model.
-            limit: Most examples; None: all.
-            seed: Picks random examples if they are limited; None: the first ones.
+            limit: The largest number of examples; None: no limit.
+            seed: Picks random examples if they are limited; None: the first ones are taken.
 
         Raises:
             ConfigError: Rows do not fit the task.
@@ -205,7 +210,7 @@ class Task(ABC):
         return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
     def adapt(self, model: PreTrainedModel) -> None:  # noqa: B027  # most tasks take it as it is
-        """Change a newly built model before training, in place; nothing by default."""
+        """Change a new model in place before training; nothing by default."""
 
     def expect_step(self, examples: int) -> None:  # noqa: B027
         """Refuse an optimizer step with too few examples for the loss; nothing by default.
@@ -215,9 +220,9 @@ class Task(ABC):
         """
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Pad examples to a batch; must depend on the examples alone.
+        """Pad examples to a batch, which must depend on these examples alone.
 
-        By default `input_ids`, `token_type_ids` if the tokenizer makes them, `attention_mask` if
+        By default `input_ids`, `token_type_ids` if the tokenizer returns them, `attention_mask` if
         something is padded, and `labels`, padded with `IGNORED`; shape (batch, longest).
         """
         labels = pad((example["labels"] for example in examples), IGNORED)
@@ -244,7 +249,10 @@ class Task(ABC):
         raise NotImplementedError
 
     def targets(self, batch: Batch) -> Tensor:
-        """Return the labels of the loss, without the first position if `shift`; or `IGNORED`."""
+        """Return the labels that the loss compares with, `IGNORED` where there is none.
+
+        If `shift`, the first position is left out: nothing before it predicts it.
+        """
         if self.shift:
             return batch["labels"][:, 1:]
         return batch["labels"]
@@ -254,7 +262,10 @@ class Task(ABC):
         return int(np.count_nonzero((self.targets(batch) != IGNORED).cpu().numpy()))
 
     def weight(self, batch: Batch) -> float:
-        """Return the denominator of the mean in `loss`: targets, or their summed class weights."""
+        """Return the number that `loss` is a mean over.
+
+        The number of targets, or with class weights the sum of the weights of their classes.
+        """
         if self.class_weights is None:
             return self.count(batch)
         targets = self.targets(batch)
@@ -263,9 +274,9 @@ class Task(ABC):
     def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
 
-        It is the model's own loss, or with label smoothing or class weights torch's cross-entropy,
-        which equals the `LabelSmoother` of transformers. `eval/loss` is always the model's own if
-        it returns one, so that runs can be compared.
+        Without label smoothing and class weights this is the model's own loss; with them, torch's
+        cross-entropy, which equals the `LabelSmoother` of transformers. `eval/loss` is always the
+        model's own loss if it returns one, so that runs can be compared.
 
         Args:
             outputs: Outputs of the model, with `loss` and `logits`, or `TargetLosses`.
@@ -283,10 +294,10 @@ class Task(ABC):
                     f" class with a head there, or write {type(self).__name__}.loss."
                 )
             return model_loss
-        if self.chunked:
-            smoothed: Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
+        if self.chunked:  # no logits; tasks with class weights have no chunked loss
+            smoothed: Tensor = torch.lerp(outputs.loss, outputs.uniform_loss, self.label_smoothing)
             return smoothed
-        logits, targets = self._flat(outputs, batch)
+        logits, targets = self._flat_logits_and_targets(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)
         loss = functional.cross_entropy(
             logits,
@@ -298,31 +309,33 @@ class Task(ABC):
         return loss + self.router_loss(outputs)
 
     def router_loss(self, outputs: Any) -> Tensor | float:
-        """Return the load-balancing loss of the experts times its factor; 0.0 without experts.
+        """Return the load-balancing loss of the experts times its coefficient; 0.0 without experts.
 
-        The model's own loss, which it returns if it is called with labels, includes it.
+        A model that is called with labels adds this term to its own loss.
         """
         loss = getattr(outputs, "aux_loss", None)
         if self.router_loss_coef is None or not isinstance(loss, Tensor):
             return 0.0
         return self.router_loss_coef * loss.to(outputs.logits.device)
 
-    def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _flat_logits_and_targets(self, outputs: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Flatten logits and labels of all positions; (positions, classes) and (positions,)."""
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         return logits.reshape(-1, logits.shape[-1]).float(), self.targets(batch).reshape(-1)
 
     def loss_by_example(self, outputs: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum the losses over each example's targets, and count the targets; shape (batch,) each.
+        """Sum the cross-entropies over each example's targets, and count the targets.
 
-        The cross-entropy without label smoothing and class weights.
+        Without label smoothing and class weights. Both tensors have the shape (batch,).
         """
         is_target = self.targets(batch) != IGNORED
         if self.chunked:
             token_losses = outputs.losses
         else:
             token_losses = functional.cross_entropy(
-                *self._flat(outputs, batch), ignore_index=IGNORED, reduction="none"
+                *self._flat_logits_and_targets(outputs, batch),
+                ignore_index=IGNORED,
+                reduction="none",
             )
         shape = (len(is_target), -1)
         return token_losses.reshape(shape).sum(1), is_target.reshape(shape).sum(1)
@@ -335,7 +348,7 @@ class Task(ABC):
         targets = self.targets(batch)
         is_target = targets != IGNORED
         return (
-            predicted(outputs, shift=self.shift)[is_target].cpu().numpy(),
+            predicted_classes(outputs, shift=self.shift)[is_target].cpu().numpy(),
             targets[is_target].cpu().numpy(),
         )
 
@@ -360,7 +373,10 @@ class Task(ABC):
         return self.evaluation().names
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens without padding, 0 without `input_ids`, and examples of a batch."""
+        """Count the tokens of a batch without padding, and its examples.
+
+        The tokens are 0 if there are no `input_ids`, as for images.
+        """
         if "attention_mask" in batch:
             return int(batch["attention_mask"].sum()), int(batch["attention_mask"].shape[0])
         first = next(iter(batch.values()))
@@ -370,6 +386,8 @@ class Task(ABC):
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int
     ) -> tuple[str, str] | None:
         """Generate a text after training, for people to read.
+
+        By default there is none.
 
         Returns:
             The prompt and its continuation; None: the task has no prompt.
@@ -383,7 +401,7 @@ class Task(ABC):
 
 
 def pad(rows: Iterable[np.ndarray], value: int) -> Tensor:
-    """Pad at least one row on the right to a tensor of shape (rows, longest), int64.
+    """Pad one or more rows on the right to a tensor of shape (rows, longest), int64.
 
     Example:
         >>> pad([np.array([1, 2]), np.array([3])], 0).tolist()
@@ -401,7 +419,12 @@ def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
 
     Args:
         batch: Tensors of shape (rows, longest), padded on the right.
-        lengths: Tokens of each row.
+        lengths: The number of tokens in each row.
+
+    Example:
+        >>> batch = {"input_ids": torch.tensor([[1, 2], [3, 0]])}
+        >>> in_one_row(batch, [2, 1])["input_ids"].tolist()
+        [[1, 2, 3]]
     """
     inside = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
     return {name: values[inside][None] for name, values in batch.items()}
@@ -433,10 +456,9 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
 
 
 def model_inputs(examples: Sequence[Example], padding: int) -> Batch:
-    """Pad as `pad_inputs`, without `attention_mask` if nothing is padded.
+    """Pad examples as `pad_inputs` does, but without `attention_mask` if nothing is padded.
 
-    transformers would copy the mask from the device, and wait for it, to see whether it masks
-    anything.
+    transformers would wait for the device to see whether the mask hides anything.
     """
     batch = pad_inputs(examples, padding)
     if len({len(example["input_ids"]) for example in examples}) == 1:

@@ -24,80 +24,84 @@ def task_class(config: TaskConfig) -> type[Task]:
     """Return the registered class of a task.
 
     Raises:
-        ConfigError: The configuration is that of no registered task.
+        ConfigError: The configuration belongs to no registered task.
     """
-    kind: type[Task] = registry.choices("task")[kind_of("task", SCHEMAS, config)].load()
-    return kind
+    name = kind_of("task", SCHEMAS, config)
+    registered_class: type[Task] = registry.choices("task")[name].load()
+    return registered_class
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """Return the class that predicts rows of a file for a task, from its `predictor` attribute.
+    """Return the class that predicts the rows of a file for a task.
 
-    The attribute is a class, or `MODULE:CLASS`, which is imported now.
+    It is the task's attribute `predictor`: a class, or `MODULE:CLASS`, which is imported now.
 
     Raises:
         ConfigError: The task has none, or it cannot be imported.
     """
-    kind = task_class(config)
-    reference = kind.predictor
-    if reference is None:
+    task = task_class(config)
+    predictor = task.predictor
+    if predictor is None:
         raise ConfigError(
-            f"task={config.name}: {kind.__name__} has no predictor, so its runs predict no rows."
+            f"task={config.name}: {task.__name__} has no predictor, so its runs predict no rows."
             " Load the model/ of the run with transformers.pipeline. In a plugin, give the class"
             ' predictor = "MODULE:CLASS", a subclass of optrun.plugin.Predictor.'
         )
-    if not isinstance(reference, str):
-        return reference
-    module, _, attribute = reference.partition(":")
+    if not isinstance(predictor, str):
+        return predictor
+    module, _, class_name = predictor.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"task={config.name}: predictor={reference!r} of {kind.__name__}: {error}."
+            f"task={config.name}: predictor={predictor!r} of {task.__name__}: {error}."
         ) from error
 
 
 def build_task(
     config: TaskConfig, data: DataConfig, source: Source, tokenizer: object, *, seed: int
 ) -> Task:
-    """Build a task, with the examples of all splits of a source.
+    """Build a task, and read the examples of all splits of a source.
 
     Args:
         config: The task choice.
         data: Lengths and limits.
-        source: Rows of all splits; a note is added to it for columns that nothing reads.
+        source: Rows of all splits; gets a note about columns that nothing reads.
         tokenizer: Of the model; for a task on images the model's image preparation.
         seed: Picks the examples if `data.max_train_examples` limits them.
 
     Returns:
-        The task; of a mixture that of its first source, with the examples of all sources.
+        The task. For a mixture the task of its first source, with the examples of all sources.
 
     Raises:
-        ConfigError: Columns, labels or texts do not fit the task; of a mixture with the source.
+        ConfigError: Columns, labels or texts do not fit the task; the message names the source of
+            a mixture.
     """
-    kind = task_class(config)
+    registered_class = task_class(config)
     if not isinstance(source, MixedSource):
-        task = kind(config, data, source, tokenizer, seed=seed)
+        task = registered_class(config, data, source, tokenizer, seed=seed)
         source.notes += unread_columns(source, task.name)
         return task
     assert isinstance(data, MixtureConfig)
     tasks: dict[str, Task] = {}
     for name, one_source in source.sources.items():
         with name_source_in_errors(name):
-            tasks[name] = kind(config, data, one_source, tokenizer, seed=seed)
-            tasks[name].notes += unread_columns(one_source, tasks[name].name)
+            task = registered_class(config, data, one_source, tokenizer, seed=seed)
+            task.notes += unread_columns(one_source, task.name)
+            tasks[name] = task
     return _mix_tasks(tasks, data, seed=seed)
 
 
 def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task:
     """Give the task of the first source the examples and notes of all sources.
 
-    Evaluation sets keep their source's name, as in `eval/SOURCE/loss`; empty ones are left out.
+    Evaluation sets are called SOURCE, as in `eval/SOURCE/loss`, or by SOURCE and the name of the
+    set; sets without an example are left out.
 
     Args:
-        tasks: The task of each source; the first one is changed.
-        data: Weights of the sources.
-        seed: Of the order of the examples.
+        tasks: The task of each source; the first one is changed and returned.
+        data: Has the weights of the sources.
+        seed: Decides the order of the examples.
 
     Raises:
         ConfigError: Sources with different classes, or one without a training example.
@@ -107,11 +111,11 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
         if source_task.labels != task.labels:
             raise ConfigError(
                 f"data.mixture.{name}: its labels are {', '.join(source_task.labels[:12])}; those"
-                f" of {next(iter(tasks))} are {', '.join(task.labels[:12])}. The sources of a"
-                " mixture have the same labels."
+                f" of {next(iter(tasks))} are {', '.join(task.labels[:12])}. Give the sources of"
+                " a mixture the same labels."
             )
         if not len(source_task.train):
-            raise ConfigError(f"data.mixture.{name}: there is no example in it to train on.")
+            raise ConfigError(f"data.mixture.{name}: it has no example to train on.")
     task.sources = list(tasks)
     task.join(list(tasks.values()))
     task.train = MixedExamples(
@@ -127,19 +131,22 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
         for set_name, examples in source_task.eval_sets.items():
             if len(examples):
                 eval_sets[mixed_eval_name(name, set_name)] = examples
+    # Without any evaluation example: the empty set of the first source, so that there is one.
     task.eval_sets = eval_sets or {"": task.eval}
     task.notes = notes
     return task
 
 
 def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
-    """Yield the training texts for a new tokenizer; of a mixture one text of each source in turn.
+    """Yield the texts from which a new tokenizer is trained.
+
+    The sources of a mixture take turns, with one text each, until all have ended.
 
     Raises:
         ConfigError: A column is missing.
     """
-    kind = task_class(config)
+    task = task_class(config)
     if not isinstance(source, MixedSource):
-        return kind.vocabulary(source)
-    rounds = zip_longest(*map(kind.vocabulary, source.sources.values()))
+        return task.vocabulary(source)
+    rounds = zip_longest(*map(task.vocabulary, source.parts.values()))
     return (text for text in chain.from_iterable(rounds) if text is not None)

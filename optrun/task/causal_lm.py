@@ -41,7 +41,10 @@ class CausalLm(LanguageModel):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set `document_end_id`, `padding`, and `prompt`, the start of sampled texts.
 
-        The prompt is `task.prompt`, else that of the data, if they have one.
+        The end of a document is the tokenizer's end-of-text token, else its separator; it also pads
+        if
+        there is no padding token. The prompt is `task.prompt`, else the one that comes with the
+        data.
 
         Raises:
             ConfigError: The tokenizer has neither an end-of-text nor a separator token.
@@ -66,16 +69,16 @@ class CausalLm(LanguageModel):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read examples as `LanguageModel.read`; blocks of token files are examples as they are.
+        """Read blocks of token files as examples; read texts as `LanguageModel.read` does.
 
-        A note warns if `task.document_masking` finds no end of a document in sampled blocks.
+        A note warns if `task.document_masking` finds no end of a document in about 1,000 blocks.
 
         Args:
-            source: Its notes and settings count for rows of text only.
+            source: Used for texts only.
             split: The split to read.
-            tokenizer: Encodes texts; ids of token files must be below its highest id plus 1.
-            limit: Most examples to keep; None: all.
-            seed: Decides which examples are kept. None: the same ones for every seed of a run.
+            tokenizer: Encodes texts; ids of token files must not be above its largest id.
+            limit: The largest number of examples; None: no limit.
+            seed: Picks random examples if they are limited; None: the first ones are taken.
 
         Raises:
             ConfigError: As `LanguageModel.read`; or a token file has ids beyond the tokenizer's.
@@ -90,8 +93,8 @@ class CausalLm(LanguageModel):
         ):
             self.notes.append(
                 f"warning: {split.key}: task.document_masking finds no documents to keep apart:"
-                f" none of {len(sampled):,} blocks holds the id {self.document_end_id}, which ends"
-                " one by the tokenizer"
+                f" none of {len(sampled):,} blocks holds the id {self.document_end_id}, the"
+                " tokenizer's end of a document"
             )
         return limited(rows, limit, seed=seed)
 
@@ -99,8 +102,9 @@ class CausalLm(LanguageModel):
         """Pad examples to `input_ids` and `labels`, shape (batch, longest).
 
         `attention_mask` is added only if something is padded. With `task.document_masking` there
-        are `position_ids` instead, from 0 in each document, by which models of transformers
-        separate documents; the first token of a document, and padding, have no label.
+        are
+        `position_ids` instead, which start at 0 in each document: models of transformers separate
+        documents by them. Padding and the first token of a document then have no label.
         """
         rows = [example["input_ids"] for example in examples]
         if self.config.document_masking:
@@ -111,33 +115,46 @@ class CausalLm(LanguageModel):
         return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
 
     def _collate_documents(self, rows: list[np.ndarray]) -> Batch:
-        """Pad blocks with positions from 0 in each document; with `one_row` to (1, tokens)."""
+        """Pad blocks, with positions that start at 0 in each document, see `collate`.
+
+        With `one_row` the blocks are joined to one row, shape (1, tokens).
+        """
         ids = pad(rows, self.padding)
         labels = pad(rows, IGNORED)
+        # 1. A document begins behind the end of another one. Each padding token begins one, too.
         begins = torch.zeros_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, :-1] == self.document_end_id
         for number, row in enumerate(rows):
             begins[number, len(row) :] = True
+        # 2. The first token of a document is not predicted from the document before it.
         labels[begins] = IGNORED
+        # 3. A position is the distance to the latest begin; cummax carries its column on.
         columns = torch.arange(ids.shape[1]).expand_as(ids)
-        positions = columns - torch.where(begins, columns, 0).cummax(1)[0]
-        batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        latest_begin = torch.where(begins, columns, 0).cummax(1)[0]
+        batch = {"input_ids": ids, "labels": labels, "position_ids": columns - latest_begin}
         if not self.one_row:
             return batch
-        labels[:, 0] = IGNORED
+        labels[:, 0] = IGNORED  # it would be predicted from the end of the block before
         return in_one_row(batch, map(len, rows))
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens and blocks; in one row all blocks but the last one of the data are full."""
-        tokens, rows = super().sizes(batch)
+        """Count the tokens of a batch without padding, and its blocks.
+
+        If documents are kept apart in one row, the number of blocks is computed from the tokens:
+        all blocks are full but the last one of the data.
+        """
+        tokens, blocks = super().sizes(batch)
         if self.one_row and "position_ids" in batch:
-            rows = -(-tokens // self.max_length)
-        return tokens, rows
+            blocks = -(-tokens // self.max_length)  # rounded up
+        return tokens, blocks
 
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int
     ) -> tuple[str, str] | None:
-        """Sample a continuation of the prompt; None without one, or with `sample_tokens=0`."""
+        """Sample a continuation of the prompt.
+
+        None if there is no prompt, or with `task.sample_tokens=0`.
+        """
         if not self.prompt or not self.config.sample_tokens:
             return None
         (ids,) = prompt_ids(tokenizer, [self.prompt])

@@ -79,20 +79,25 @@ class ChatEncoder:
             ConfigError: The template cannot write a row, or the tokenizer does not say which
                 characters its tokens are.
         """
-        encode = self._plain if isinstance(batch[0], Plain) else self._chats
-        ids, targets = encode(batch)
+        if isinstance(batch[0], Plain):
+            ids, targets = self._encode_plain(batch)
+        else:
+            ids, targets = self._encode_chats(batch)
         length = self.max_length if cut else None
         return {
             "input_ids": [row[:length] for row in ids],
             TARGETS: [row[:length] for row in targets],
         }
 
-    def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
-        """Encode prompts with completions, each with one end-of-text token."""
+    def _encode_plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
+        """Encode prompts with completions, each row with one end-of-text token.
+
+        All tokens are targets; those of the prompt are not, unless `completion_only_loss` is false.
+        """
         end = self.tokenizer.eos_token or ""
         rows = [f"{row.prompt}{row.completion.removesuffix(end)}{end}" for row in batch]
         row_ids = prompt_ids(self.tokenizer, rows)
-        if not end:  # the tokenizer may have another token behind a text, such as [SEP]
+        if not end:  # the tokenizer may put another token behind a text, such as [SEP]
             _, after = ids_around_text(self.tokenizer)
             row_ids = [ids + after for ids in row_ids]
         targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
@@ -101,77 +106,77 @@ class ChatEncoder:
             _mask_prompts(targets, row_ids, prompts)
         return row_ids, targets
 
-    def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
+    def _encode_chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
         """Encode conversations, written by the template.
 
-        With `assistant_only_loss` the targets are the tokens of answers. If a row is a prompt with
-        a completion, its prompt is masked unless `completion_only_loss` is false.
+        With `assistant_only_loss` the targets are the tokens of answers, else all tokens. If the
+        rows are prompts with completions, the tokens of prompts are no targets, unless
+        `completion_only_loss` is false.
         """
         template = self.template
-        config = self.config
         assert template is not None
+        config = self.config
+        # 1. Render each row, and its prompt if that has to be masked.
         texts: list[str] = []
         spans: list[list[Span]] = []
         prompts: list[str] = []
         for row in batch:
             try:
-                if config.assistant_only_loss:
-                    write = (
-                        template.find_last_answer
-                        if row.only_last_trained
-                        else template.find_answers
-                    )
-                    text, answer_spans = write(row.turns, row.tools)
-                    spans.append(answer_spans)
-                else:
+                if not config.assistant_only_loss:
                     text = template.text(row.turns, row.tools)
+                elif row.last_alone:
+                    text, answers = template.find_last_answer(row.turns, row.tools)
+                    spans.append(answers)
+                else:
+                    text, answers = template.find_answers(row.turns, row.tools)
+                    spans.append(answers)
                 texts.append(text)
-                if row.prompt_turns is not None and config.completion_only_loss is not False:
-                    prompts.append(
-                        template.text(row.turns[: row.prompt_turns], row.tools, opening=True)
-                    )
+                if row.given is not None and config.completion_only_loss is not False:
+                    prompt = row.turns[: row.given]
+                    prompts.append(template.text(prompt, row.tools, generation_prompt=True))
             except TemplateFailed as error:
                 raise unwritable_row_error(template, self.split, row, error) from error
-        if spans:
+        # 2. Encode the texts, and mark the targets.
+        if config.assistant_only_loss:
             row_ids, targets = self._encode_with_spans(texts, spans)
         else:
-            row_ids = self._ids(texts)
+            row_ids = self._token_ids(texts)
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if prompts:
-            _mask_prompts(targets, row_ids, self._ids(prompts))
+            _mask_prompts(targets, row_ids, self._token_ids(prompts))
         return row_ids, targets
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        """Encode texts that have all their special tokens."""
+    def _token_ids(self, texts: list[str]) -> list[list[int]]:
+        """Encode rendered texts, without adding special tokens: the template has written them."""
         return encode_to_inputs(self.tokenizer, texts, None, add_special_tokens=False)["input_ids"]
 
     def _encode_with_spans(
         self, texts: list[str], spans: list[list[Span]]
     ) -> tuple[list[list[int]], list[np.ndarray]]:
-        """Encode texts; a token with a character inside a span is a target.
+        """Encode texts; a token with at least one character inside a span is a target.
 
         Args:
             texts: Rendered conversations.
-            spans: Of each text, the spans of its answers in characters.
+            spans: For each text, the spans of its answers in characters.
 
         Raises:
-            ConfigError: A slow tokenizer, which does not say which characters its tokens are.
+            ConfigError: The tokenizer is a slow one, which does not return offsets of tokens.
         """
         if not self.tokenizer.is_fast:
             raise ConfigError(
-                f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where"
-                " in a text its tokens stand. Take a fast tokenizer, or rows of prompt and"
-                " completion."
+                f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say which"
+                " characters of a text its tokens are. Take a fast tokenizer, or rows of prompt"
+                " and completion."
             )
         encoding = tokenize_rows(
             self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True
         )
         targets = []
-        for offsets, answer_spans in zip(encoding["offset_mapping"], spans, strict=True):
-            borders = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-            mask = np.zeros(len(borders), dtype=np.int64)
-            for begin, end in answer_spans:
-                mask[(borders[:, 0] < end) & (borders[:, 1] > begin)] = 1
+        for offsets, answers in zip(encoding["offset_mapping"], spans, strict=True):
+            token_begins, token_ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+            mask = np.zeros(len(token_begins), dtype=np.int64)
+            for begin, end in answers:
+                mask[(token_begins < end) & (token_ends > begin)] = 1
             targets.append(mask)
         return encoding["input_ids"], targets
 
@@ -179,7 +184,10 @@ class ChatEncoder:
 def _mask_prompts(
     targets: list[np.ndarray], rows: list[list[int]], prompts: list[list[int]]
 ) -> None:
-    """Set the targets of each row to 0 as far as its tokens equal those of its prompt."""
+    """Set the targets of each row to 0 up to the first token that differs from its prompt.
+
+    Changes `targets` in place.
+    """
     for mask, row, prompt in zip(targets, rows, prompts, strict=True):
         mask[: common_prefix_length(prompt, row)] = 0
 
@@ -192,7 +200,7 @@ def unwritable_row_error(
 
 
 def row_name(split: Split, row: Chat | Plain) -> str:
-    """Name a row in a message; a row of a stream is "this row": its reader adds file and number."""
+    """Name a row in a message; for a stream "this row": its reader adds file and number."""
     if row.row is None:
         return "this row"
     return f"row {split.number(row.row)} of {split.key}"

@@ -59,9 +59,11 @@ class ChatTask(Task):
     end: int | None
 
     def use_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Set `template` to `task.chat_template`, else the tokenizer's own; None without either.
+        """Set `template` to `task.chat_template`, else to the tokenizer's own.
 
-        A configured template is put into the tokenizer. Clears `known_roles` and `known_keys`.
+        None if there is neither. A configured template is put into the tokenizer. Clears
+        `known_roles`
+        and `known_keys`.
         """
         self.template = use_template(tokenizer, self.config.chat_template)
         self.known_roles = set()
@@ -74,8 +76,8 @@ class ChatTask(Task):
             return ROLES
         return self.template.roles
 
-    def check_alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
-        """Yield rows unchanged, and check each: its kind, and the roles and keys of its turns.
+    def check_rows(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
+        """Yield rows unchanged, after a check of each: its kind, its roles, the keys of its turns.
 
         Raises:
             ConfigError: A row of another kind than the first one (chats or plain texts); a role
@@ -83,48 +85,48 @@ class ChatTask(Task):
         """
         first: Chat | Plain | None = None
         for number, row in enumerate(rows):
-            first = row[0] if first is None else first
+            if first is None:
+                first = row[0]
             if type(row[0]) is not type(first):
                 raise ConfigError(
                     f"{split.where(number)} has {row_kind(row[0])}, row {split.number(0)}"
-                    f" {row_kind(first)}. Write all of them alike."
+                    f" {row_kind(first)}. Write all rows alike."
                 )
             for side in row:
                 if isinstance(side, Chat) and self.template is not None:
-                    self.expect_known_roles(split, side, self.template)
+                    self.check_roles_and_keys(split, side, self.template)
             yield row
 
     def encode_rows(
         self,
-        part: Split,
+        split: Split,
         tokenizer: PreTrainedTokenizerBase,
         rows: Callable[[], Iterator[Chat | Plain]],
-        *what: str,
+        *rows_key: str,
     ) -> Examples:
-        """Encode rows to `input_ids` and `targets`; cached.
+        """Encode rows to `input_ids` and `targets`, or map them from the cache.
 
         Args:
-            part: The split that the rows are from, for messages and the cache key.
+            split: Where the rows are from, for messages and the cache key.
             tokenizer: Of the model.
             rows: Yields the rows anew at each call; not called if they are cached.
-            what: Everything else that decides what `rows` yields, for the cache key.
+            rows_key: Everything else that decides what `rows` yields, for the cache key.
         """
-        encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        content_key = digest_if_known(part.content, *what)
-        size = largest_id_plus_one(tokenizer)
+        encoder = ChatEncoder(self.config, self.template, split, tokenizer, self.max_length)
         return encode(
             rows,
             encoder,
             encoder.key(),
             longest=self.max_length,
-            content=content_key,
-            ids_below=size,
+            content=key_of(split.content, *rows_key),
+            ids_below=largest_id_plus_one(tokenizer),
         )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set `template` to chatml if there is none, with a note.
 
-        Only if the tokenizer has the tokens of chatml, as those have that optrun trains.
+        Only if the tokenizer has the tokens of chatml, as every chat tokenizer has that optrun
+        trains.
 
         Raises:
             ConfigError: There is no template, and the tokenizer lacks these tokens.
@@ -135,14 +137,14 @@ class ChatTask(Task):
             raise no_template_error(f"{split.key} has conversations")
         self.template = use_template(tokenizer, "chatml")
         self.notes.append(
-            "task.chat_template=chatml: the tokenizer has its marks, and no template of its own"
+            "task.chat_template=chatml: the tokenizer has its tokens, and no template of its own"
         )
 
     def set_end_of_answers(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set `end` to the token behind an answer, and make it the tokenizer's `eos_token`.
 
-        `eos_token` stays if the template is the tokenizer's own, or writes `eos_token` itself. A
-        note names a change.
+        `end` is None if that is not a single token, or without a template. `eos_token` stays if the
+        template is the tokenizer's own, or writes `eos_token` itself. A note names a change.
 
         Raises:
             ConfigError: The template writes nothing behind an answer.
@@ -153,41 +155,45 @@ class ChatTask(Task):
             return
         if template.text_behind_answers() == "":
             raise ConfigError(
-                f"{template.origin} writes nothing behind an answer: no end of it would be learnt,"
-                " and the model would never stop. Give a template that ends a turn,"
+                f"{template.origin} writes nothing behind an answer, so the model would never learn"
+                " to stop. Give a template that ends a turn,"
                 f" {KEY}={'|'.join(NAMES)}, or a jinja file of yours."
             )
         self.end = template.end_of_answers()
         if self.end in (None, tokenizer.eos_token_id) or template.is_own:
             return
-        token = tokenizer.convert_ids_to_tokens(self.end)
         if "eos_token" in template.source:
             return
         before = tokenizer.eos_token
-        tokenizer.eos_token = token
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(self.end)
         self.notes.append(
-            f"the tokenizer's end of text is now {token}, which ends an answer by"
+            f"the tokenizer's end of text is now {tokenizer.eos_token}, which ends an answer in"
             f" {template.origin}; it was {before}"
         )
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Add the token that ends an answer to `generation_config.eos_token_id`, with a note."""
+        """Let `generate` stop at the token that ends an answer, with a note.
+
+        Adds it to `generation_config.eos_token_id`, unless it is there already.
+        """
         generation: Any = getattr(model, "generation_config", None)
         if self.end is None or generation is None:
             return
         ends = generation.eos_token_id
-        if not isinstance(ends, list):
-            ends = [] if ends is None else [ends]
+        if ends is None:
+            ends = []
+        elif not isinstance(ends, list):
+            ends = [ends]
         if self.end in ends:
             return
         generation.eos_token_id = [self.end, *ends] if ends else self.end
         self.notes.append(
-            f"generation_config.json of the trained model ends texts at token {self.end}, which"
-            " ends an answer, too"
+            f"generation_config.json of the trained model also ends texts at token {self.end},"
+            " which ends an answer"
         )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Warn about control tokens that the tokenizer lacks, and about today's date in a text."""
+        """Warn about control tokens that the tokenizer lacks, and about a template with a date."""
         template = self.template
         if template is None:
             return
@@ -195,49 +201,49 @@ class ChatTask(Task):
         if unknown:
             other_names = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
             self.notes.append(
-                f"warning: {template.origin}: {', '.join(unknown)}: no tokens of this tokenizer,"
-                f" which takes them apart; {other_names} end a turn with its own"
-                f" {tokenizer.eos_token}"
+                f"warning: {template.origin}: the tokenizer does not know {', '.join(unknown)} and"
+                f" splits them; {other_names} end a turn with its own {tokenizer.eos_token}"
             )
         if "strftime_now" in template.source:
             self.notes.append(
-                f"warning: {template.origin} writes today's date: tomorrow the examples are others"
+                f"warning: {template.origin} writes today's date, so that other days give other"
+                " examples"
             )
 
-    def expect_known_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
+    def check_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
         """Check that the template reads each key of a row's turns.
 
-        Each key is checked in the first turn that has a value for it. A note names a key that is
-        not read.
+        A key is checked once, in the first turn that has a value for it. A note names a key that
+        the template does not read.
 
         Raises:
-            ConfigError: A key such as `tool_calls` or `reasoning_content` is not read, whose text
+            ConfigError: The template does not read `tool_calls` or a key for reasoning, whose text
                 the model would have to learn.
         """
         for number, turn in enumerate(row.turns, 1):
             for key, value in turn.items():
                 is_empty = value in (None, "", [], {})
-                if key in (*_READ_KEYS, *self.known_keys) or is_empty:
+                if is_empty or key in (*_READ_KEYS, *self.known_keys):
                     continue
                 self.known_keys.add(key)
                 if template.key_changes_text(key, row.turns[:number], row.tools):
                     continue
                 if key in _LEARNT_KEYS:
                     raise ConfigError(
-                        f"{template.origin} does not read {key} in {row_name(split, row)}: nothing"
-                        f" of it would be learnt. {OTHER_TEMPLATE} Or leave the key out."
+                        f"{template.origin} does not read {key} in {row_name(split, row)}, so the"
+                        f" model would learn nothing of it. {OTHER_TEMPLATE} Or leave the key out."
                     )
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
 
-    def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
+    def check_roles_and_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
         """Check that the template writes each role of a row, and reads each key of its turns.
 
-        Each role is checked in the first row that has it.
+        A role is checked once, in the first row that has it.
 
         Raises:
             ConfigError: The template does not write the role, does not read a key, or fails.
         """
-        self.expect_known_keys(split, row, template)
+        self.check_keys(split, row, template)
         for role in dict.fromkeys(turn["role"] for turn in row.turns):
             if role in self.known_roles:
                 continue
@@ -248,12 +254,11 @@ class ChatTask(Task):
                 raise unwritable_row_error(template, split, row, error) from error
             if not writes_role:
                 raise ConfigError(
-                    f"{template.origin} does not know the role {role!r} in {row_name(split, row)}:"
-                    f" nothing of what it says is written. {OTHER_TEMPLATE} Or leave"
-                    " such turns out."
+                    f"{template.origin} does not know the role {role!r} in"
+                    f" {row_name(split, row)} and writes nothing for it. {OTHER_TEMPLATE} Or leave such turns out."
                 )
 
-    def with_targets(
+    def drop_rows_without_target(
         self,
         sides: Sequence[Examples],
         split: Split,
@@ -275,37 +280,37 @@ class ChatTask(Task):
                 `task.overlong_rows=refuse`; or no example is left.
         """
 
-        def where(example: int) -> str:
+        def row_of(example: int) -> str:
             row = example if rows_of is None else rows_of()[example]
             return f"row {split.number(row)}"
 
         count = len(sides[0])
+        # 1. An example that was not truncated would have no target with any max_length.
         without_target = []
-        uncut_lengths = []
+        full_lengths = []
         for side in sides:
             examples = _rows_without_targets(side)
+            without_target.append(examples)
             assert side.lost is not None
+            full_lengths.append(side.lengths + side.lost)
             uncut = examples[side.lost[examples] == 0]
             if len(uncut):
                 reason = reason_for_no_target(int(side.lengths[uncut[0]]))
                 raise ConfigError(
-                    f"{split.key}: {where(int(uncut[0]))} has no token to learn:"
-                    f" {reason}.{_count_similar(len(uncut), count)} Leave such rows out."
+                    f"{split.key}: {row_of(int(uncut[0]))} has no token to learn:"
+                    f" {reason}.{_similar_rows_sentence(len(uncut), count)} Leave such rows out."
                 )
-            without_target.append(examples)
-            uncut_lengths.append(side.lengths + side.lost)
         empty = np.unique(np.concatenate(without_target))
         if not len(empty):
             return list(sides)
+        # 2. Truncation left the others without a target.
         if self.config.overlong_rows is OverlongRows.refuse:
-            tokens = max(full_lengths[int(empty[0])] for full_lengths in uncut_lengths)
-            raise self.overlong(
-                f"{where(int(empty[0]))} of {split.key}",
-                int(tokens),
-                _count_similar(len(empty), count),
-            )
+            first = int(empty[0])
+            tokens = int(max(lengths[first] for lengths in full_lengths))
+            similar = _similar_rows_sentence(len(empty), count)
+            raise self.overlong_row_error(f"{row_of(first)} of {split.key}", tokens, similar)
         if len(empty) == count:
-            raise self.all_overlong(split)
+            raise self.all_rows_overlong_error(split)
         self.notes.append(
             f"{len(empty):,} of {count:,} rows of {split.key} left out:"
             f" data.max_length={self.max_length} cuts off all that carries loss"
@@ -313,21 +318,21 @@ class ChatTask(Task):
         )
         return [Selected(side, np.delete(np.arange(count), empty)) for side in sides]
 
-    def overlong(self, who: str, tokens: int, more: str = "") -> ConfigError:
+    def overlong_row_error(self, row: str, tokens: int, more: str = "") -> ConfigError:
         """Build the error for a row that truncation leaves without a target.
 
         Args:
-            who: Names the row.
+            row: Names the row, such as `row 3 of data.train`.
             tokens: Its length before truncation.
-            more: A sentence on other rows, with a space before it.
+            more: A sentence on similar rows, with a space before it.
         """
         return ConfigError(
-            f"data.max_length={self.max_length}: {who} has {tokens:,} tokens, and all that carry"
-            f" loss are cut off: its prompt is longer.{more} Raise data.max_length, or leave such"
-            " rows out: task.overlong_rows=drop."
+            f"data.max_length={self.max_length}: {row} has {tokens:,} tokens, and its prompt is"
+            f" longer than that, so that all tokens with loss are cut off.{more} Raise"
+            " data.max_length, or leave such rows out: task.overlong_rows=drop."
         )
 
-    def all_overlong(self, split: Split) -> ConfigError:
+    def all_rows_overlong_error(self, split: Split) -> ConfigError:
         """Build the error for a split in which truncation leaves no row with a target."""
         return ConfigError(
             f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt:"
@@ -338,7 +343,7 @@ class ChatTask(Task):
 def _rows_without_targets(examples: Examples) -> np.ndarray:
     """List the examples without a target behind their first token, in order; cached.
 
-    The first token cannot be predicted: no token is before it.
+    The first token is never predicted, since no token is before it.
     """
     marks = examples.flat(TARGETS)
     offsets = examples.offsets
@@ -355,14 +360,19 @@ def row_kind(row: Chat | Plain | None) -> str:
 
 
 def reason_for_no_target(tokens: int) -> str:
-    """Explain why no token of an untruncated row of so many tokens carries loss."""
+    """Explain why no token of an untruncated row with this number of tokens carries loss."""
     if tokens < 2:
         return "too short"
     return "the template writes nothing of its answer"
 
 
-def _count_similar(count: int, rows: int) -> str:
-    """Write a sentence on the number of rows with the same problem; empty if there is only one."""
+def _similar_rows_sentence(count: int, rows: int) -> str:
+    """Write a sentence on how many rows have the same problem; empty if only one has it.
+
+    Example:
+        >>> _similar_rows_sentence(1, 9), _similar_rows_sentence(3, 9)
+        ('', ' 3 of 9 rows are like it.')
+    """
     if count == 1:
         return ""
     return f" {count:,} of {rows:,} rows are like it."
@@ -371,11 +381,11 @@ def _count_similar(count: int, rows: int) -> str:
 def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """Decode a training example with its targets between « and »; at most 4,000 characters.
 
-    The first token is no target: nothing is before it.
+    The first token is never a target, since no token is before it.
     """
     is_target = example[TARGETS] != 0
     is_target[0] = False
-    borders = np.flatnonzero(np.diff(is_target)) + 1
+    borders = np.flatnonzero(np.diff(is_target)) + 1  # where targets begin or end
     texts = []
     for ids, marks in zip(
         np.split(example["input_ids"], borders), np.split(is_target, borders), strict=True

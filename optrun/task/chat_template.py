@@ -83,27 +83,30 @@ class ChatTemplate:
         control_tokens = dict.fromkeys(_CONTROL.findall(self._template_text(None)))
         return [token for token in control_tokens if token not in vocabulary]
 
-    def text(self, turns: Sequence[Message], tools: Tools = None, *, opening: bool = False) -> str:
+    def text(
+        self, turns: Sequence[Message], tools: Tools = None, *, generation_prompt: bool = False
+    ) -> str:
         """Render a conversation.
 
         Args:
             turns: Messages of the conversation.
             tools: JSON schemas of functions; None: there are none.
-            opening: Whether the opening of an answer is appended, for the model to continue.
+            generation_prompt: Whether the opening of an answer is appended, for the model to
+                continue.
 
         Raises:
             TemplateFailed: The template refuses it, or fails.
         """
-        return self._render(turns, tools, opening=opening)[0]
+        return self._render(turns, tools, generation_prompt=generation_prompt)[0]
 
     def find_answers(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation, and find the spans of the assistant's answers.
 
-        The template's generation marks say where they are. Without marks, an answer is what the
-        text up to its turn has beyond the text before its turn with the opening of an answer.
+        The template's generation marks say where they are. Without marks, an answer is the text
+        that its turn adds to the turns before it, rendered with the generation prompt.
 
         Returns:
-            The text, and begin and end of each answer in characters.
+            The text, and the span of each answer in characters.
 
         Raises:
             TemplateFailed: The template refuses the conversation, or fails.
@@ -113,21 +116,20 @@ class ChatTemplate:
             return self._render(turns, tools, marks=True)
         rendered = self.text(turns, tools)
         spans = list[Span]()
-        for at, turn in enumerate(turns):
-            if turn["role"] == ASSISTANT:
-                before = self.text(turns[:at], tools, opening=True)
-                after = rendered if at + 1 == len(turns) else self.text(turns[: at + 1], tools)
-                if not (
-                    rendered.startswith(before)
-                    and rendered.startswith(after)
-                    and len(before) < len(after)
-                ):
-                    raise UnmarkedAnswers(
-                        f"reads otherwise up to turn {at + 1} than as a whole, and the template has"
-                        " no {% generation %} marks, so nothing says which of its tokens are the"
-                        " assistant's"
-                    )
-                spans.append((len(before), len(after)))
+        for index, turn in enumerate(turns):
+            if turn["role"] != ASSISTANT:
+                continue
+            before = self.text(turns[:index], tools, generation_prompt=True)
+            is_last = index + 1 == len(turns)
+            through = rendered if is_last else self.text(turns[: index + 1], tools)
+            are_prefixes = rendered.startswith(before) and rendered.startswith(through)
+            if not are_prefixes or len(before) >= len(through):
+                raise UnmarkedAnswers(
+                    f"reads otherwise up to turn {index + 1} than as a whole, and the template has"
+                    " no {% generation %} marks, so nothing says which of its tokens are the"
+                    " assistant's"
+                )
+            spans.append((len(before), len(through)))
         return rendered, spans
 
     def find_last_answer(
@@ -135,32 +137,32 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """Render a conversation with its last turn as the answer, and find its span.
 
-        The answer begins where the whole text and the text before the answer, with its opening,
-        diverge. That is mostly behind the opening; earlier if a template opens with a thinking
-        block that this answer lacks.
+        The answer begins where the whole text diverges from the text before the answer, rendered
+        with the generation prompt. That is usually behind this prompt; earlier if the template
+        opens with a thinking block that this answer lacks.
 
         Raises:
             TemplateFailed: The template fails, or writes nothing of the answer.
         """
-        before = self.text(turns[:-1], tools, opening=True)
+        before = self.text(turns[:-1], tools, generation_prompt=True)
         rendered = self.text(turns, tools)
         begin = common_prefix_length(before, rendered)
         if begin == len(rendered):
-            raise TemplateFailed("has an answer of which the chat template writes nothing")
+            raise TemplateFailed("has an answer that the chat template leaves out")
         return rendered, [(begin, len(rendered))]
 
     def split_behind_answers(
         self, turns: Sequence[Message], tools: Tools = None, first: int = 0
     ) -> list[Sequence[Message]]:
-        """Cut a conversation behind each answer if later turns change how answers are written.
+        """Split a conversation into one per answer if later turns change how answers are written.
 
         Args:
-            turns: Of the conversation.
-            tools: JSON schemas of functions.
-            first: The first turn that may carry loss.
+            turns: Messages of the conversation.
+            tools: JSON schemas of functions; None: there are none.
+            first: The index of the first turn that may carry loss.
 
         Returns:
-            The turns up to each answer; nothing if the conversation is one example.
+            For each answer the turns up to it; empty if the conversation can stay one example.
 
         Raises:
             TemplateFailed: The template refuses it, or fails.
@@ -168,16 +170,17 @@ class ChatTemplate:
         try:
             self.find_answers(turns, tools)
         except UnmarkedAnswers:
-            ends = [
-                at + 1 for at, turn in enumerate(turns) if turn["role"] == ASSISTANT and at >= first
-            ]
-            return [turns[:end] for end in ends]
+            conversations = []
+            for index, turn in enumerate(turns):
+                if turn["role"] == ASSISTANT and index >= first:
+                    conversations.append(turns[: index + 1])
+            return conversations
         return []
 
     def text_behind_answers(self) -> str | None:
         """Render what the template writes behind an answer, such as `<|im_end|>`.
 
-        None: it cannot write an answer to a single question.
+        None if the template cannot write a question with an answer.
         """
         try:
             text = self.text(
@@ -188,7 +191,7 @@ class ChatTemplate:
         return text.rpartition(_PROBE)[2].strip()
 
     def end_of_answers(self) -> int | None:
-        """Return the token behind an answer; None: it is not a single one."""
+        """Return the id of the token behind an answer; None if it is not exactly one token."""
         behind = self.text_behind_answers()
         if not behind:
             return None
@@ -198,7 +201,7 @@ class ChatTemplate:
         return None
 
     def writes_role(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
-        """Tell whether the template writes the content of a role's turns, by rendering them.
+        """Tell whether the template writes the content of a role's turns, by rendering a probe.
 
         False if no turn has the role.
 
@@ -215,10 +218,11 @@ class ChatTemplate:
         return _PROBE in self.text(probed, tools)
 
     def key_changes_text(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
-        """Tell whether a key of the last turn changes the rendered text, by leaving it out.
+        """Tell whether the rendered text changes if a key of the last turn is left out.
 
-        False if the template does not mention the key; True if it fails. It has to be the last
-        turn: Qwen 3 leaves out the reasoning of earlier answers.
+        False if the template does not mention the key; True if it fails. The turn has to be the
+        last
+        one: Qwen 3 leaves out the reasoning of earlier answers.
         """
         if re.search(rf"\b{re.escape(key)}\b", self._template_text(tools)) is None:
             return False
@@ -230,7 +234,10 @@ class ChatTemplate:
             return True
 
     def _template_text(self, tools: Tools) -> str:
-        """Return the template; of several the one for conversations with, or without, tools."""
+        """Return the template text.
+
+        A tokenizer may have one template for chats with tools, and one for chats without.
+        """
         source: str = self.tokenizer.get_chat_template(None, tools)
         return source
 
@@ -239,12 +246,18 @@ class ChatTemplate:
         return special_tokens
 
     def _render(
-        self, turns: Sequence[Message], tools: Tools, *, opening: bool = False, marks: bool = False
+        self,
+        turns: Sequence[Message],
+        tools: Tools,
+        *,
+        generation_prompt: bool = False,
+        marks: bool = False,
     ) -> tuple[str, list[Span]]:
         """Render a conversation by transformers, with the spans of answers if `marks` is true.
 
-        Arguments of tool calls that are mappings are passed as JSON text if the template fails on
-        them, or writes them as Python does.
+        If the template fails on tool calls whose arguments are mappings, or writes them as Python
+        does,
+        it is rendered again with the arguments as JSON text.
 
         Raises:
             TemplateFailed: The template refuses the conversation, or fails.
@@ -258,7 +271,7 @@ class ChatTemplate:
                 tools=tools,
                 chat_template=self._template_text(tools),
                 return_assistant_tokens_mask=marks,
-                add_generation_prompt=opening,
+                add_generation_prompt=generation_prompt,
                 **self._tokens(),
             )
         except (
@@ -271,27 +284,34 @@ class ChatTemplate:
             OverflowError,
             RecursionError,
         ) as error:
-            plain = _with_text_arguments(turns)
+            plain = _with_json_arguments(turns)
             if isinstance(error, TypeError) and plain != list(turns):
-                return self._render(plain, tools, opening=opening, marks=marks)
+                return self._render(plain, tools, generation_prompt=generation_prompt, marks=marks)
             message = " ".join(str(error).split())[:200] or type(error).__name__
             raise TemplateFailed(f"cannot be written by the chat template: {message}") from error
-        if _has_plain_arguments(texts[0], turns):
-            plain = _with_text_arguments(turns)
-            return self._render(plain, tools, opening=opening, marks=marks)
+        if _has_python_arguments(texts[0], turns):
+            plain = _with_json_arguments(turns)
+            return self._render(plain, tools, generation_prompt=generation_prompt, marks=marks)
         return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Count how many tokens, or characters, two sequences share at their beginning."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+    """Count how many tokens, or characters, two sequences share at their beginning.
+
+    Example:
+        >>> common_prefix_length("tokenize", "tokens"), common_prefix_length([1, 2], [1, 2, 3])
+        (5, 2)
+    """
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
 
 
-def _has_plain_arguments(text: str, turns: Sequence[Message]) -> bool:
-    """Tell whether a text has the arguments of a tool call as Python writes them, not as JSON."""
+def _has_python_arguments(text: str, turns: Sequence[Message]) -> bool:
+    """Tell whether a text has a tool call's arguments as a Python dict, not as JSON."""
     for turn in turns:
         for call in turn.get("tool_calls") or ():
             arguments = call.get("function", {}).get("arguments")
@@ -300,75 +320,80 @@ def _has_plain_arguments(text: str, turns: Sequence[Message]) -> bool:
     return False
 
 
-def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
-    """Copy turns, with the arguments of tool calls as JSON text for templates that expect text."""
+def _with_json_arguments(turns: Sequence[Message]) -> list[Message]:
+    """Copy turns; the arguments of tool calls become JSON text, for templates that expect text."""
 
-    def call(one: Any) -> Any:
-        function = one.get("function", {})
+    def with_json(call: Any) -> Any:
+        function = call.get("function", {})
         arguments = function.get("arguments")
         if isinstance(arguments, dict):
-            as_text = json.dumps(arguments, ensure_ascii=False)
-        else:
-            as_text = arguments
-        return {**one, "function": {**function, "arguments": as_text}}
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
 
-    return [
-        turn | {"tool_calls": [*map(call, turn["tool_calls"])]} if turn.get("tool_calls") else turn
-        for turn in turns
-    ]
+    copies = []
+    for turn in turns:
+        if turn.get("tool_calls"):
+            turn = turn | {"tool_calls": [with_json(call) for call in turn["tool_calls"]]}
+        copies.append(turn)
+    return copies
 
 
-def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> ChatTemplate | None:
-    """Set the chat template of a tokenizer, with which it is saved.
+def use_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> ChatTemplate | None:
+    """Put the configured chat template into a tokenizer, which is saved with it.
 
     Args:
-        tokenizer: Changed in place, unless its own template is used.
-        wanted: `task.chat_template`: a name or a file; None: the tokenizer's own.
+        tokenizer: Changed in place if a template is configured.
+        configured: `task.chat_template`: a name or a file; None: the tokenizer's own.
 
     Returns:
         The template; None if none is configured and the tokenizer has none.
 
     Raises:
-        ConfigError: No such name or file, or no template in it.
+        ConfigError: There is no template of this name and no such file, or it is no jinja.
     """
-    if wanted is None:
+    if configured is None:
         if tokenizer.chat_template:
             return ChatTemplate(tokenizer, "the tokenizer's chat template", is_own=True)
         return None
     from jinja2 import TemplateSyntaxError
 
-    tokenizer.chat_template = _read_template(wanted)
-    template = ChatTemplate(tokenizer, f"{KEY}={wanted}")
-    try:
+    tokenizer.chat_template = _read_template(configured)
+    template = ChatTemplate(tokenizer, f"{KEY}={configured}")
+    try:  # only to find errors of syntax
         template.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
     except TemplateFailed as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
-            raise ConfigError(f"{KEY}={wanted}: no jinja template: {where}") from error
+            raise ConfigError(f"{KEY}={configured}: no jinja template: {where}") from error
     return template
 
 
-def _read_template(wanted: str) -> str:
-    """Read a template by its name, or from a file; refuse what is neither."""
-    path = _FOLDER / f"{wanted}.jinja" if wanted in NAMES else Path(wanted).expanduser()
+def _read_template(name_or_file: str) -> str:
+    """Read a template that comes with optrun, else a file.
+
+    Raises:
+        ConfigError: It is neither a name of a template nor a file with text.
+    """
+    if name_or_file in NAMES:
+        return read_text(_FOLDER / f"{name_or_file}.jinja", follow=True).removesuffix("\n")
     try:
-        text = read_text(path, follow=True)
+        return read_text(Path(name_or_file).expanduser(), follow=True)
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
-            file = "no such file"
+            problem = "no such file"
         else:
-            file = f"no text can be read from it ({error})"
+            problem = f"no text can be read from it ({error})"
         raise ConfigError(
-            f"{KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)}"
-            " Or give a jinja file."
+            f"{KEY}={name_or_file}: no template of this name, and {problem}."
+            f" {did_you_mean(name_or_file, NAMES)} Or give a jinja file."
         ) from error
-    if wanted in NAMES:
-        return text.removesuffix("\n")
-    return text
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
-    """List the tokens that end an answer: `eos_token`, and that of the template if there is one."""
+    """List the ids of tokens that end an answer: the tokenizer's `eos_token`, and the template's.
+
+    end: The template's token; None: it has none.
+    """
     ends = [tokenizer.eos_token_id, end]
     return list(dict.fromkeys(int(token) for token in ends if token is not None))
 

@@ -140,7 +140,7 @@ class MeanLoss(SummedMetrics):
         super().__init__(count, ["loss"])
 
 
-def predicted(outputs: ModelOutput, *, shift: bool) -> Tensor:
+def predicted_classes(outputs: ModelOutput, *, shift: bool) -> Tensor:
     """Return the most probable class of each target, shape (batch, targets).
 
     Args:
@@ -184,7 +184,7 @@ class TokenMetrics(SummedMetrics):
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
         """Count the right tokens, and weigh the load-balancing loss by the number of targets."""
         labels = self._targets(batch)
-        is_right = (predicted(outputs, shift=self.shift) == labels) & (labels != IGNORED)
+        is_right = (predicted_classes(outputs, shift=self.shift) == labels) & (labels != IGNORED)
         router = 0.0 if self.router_loss is None else float(self.router_loss(outputs))
         return [int(is_right.sum()), router * self.count(batch)]
 

@@ -128,8 +128,8 @@ class Preference(ChatTask):
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of a split, checked by `check_alike`."""
-        return self.check_alike(split, preferences(split, self.columns_of[split.key], self.roles))
+        """Yield the pairs of a split, checked by `check_rows`."""
+        return self.check_rows(split, preferences(split, self.columns_of[split.key], self.roles))
 
     def read(
         self,
@@ -141,7 +141,7 @@ class Preference(ChatTask):
     ) -> ExampleSource:
         """Read one pair for each row; without a row there are no examples.
 
-        Pairs without a target on a side are refused or dropped as `with_targets` does.
+        Pairs without a target on a side are refused or dropped as `drop_rows_without_target` does.
 
         Raises:
             ConfigError: A row that the template cannot write, or no pair with different answers.
@@ -158,7 +158,7 @@ class Preference(ChatTask):
 
         sides = [side(0), side(1)]
         self._refuse_alike(sides, part)
-        return Pairs(*self.with_targets(sides, part))
+        return Pairs(*self.drop_rows_without_target(sides, part))
 
     def _refuse_alike(self, sides: Sequence[Examples], part: Split) -> None:
         """Refuse a split in which both answers of every pair have the same tokens.

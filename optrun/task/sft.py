@@ -108,9 +108,9 @@ class Sft(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
-        """Yield the rows of a split, checked by `check_alike`."""
+        """Yield the rows of a split, checked by `check_rows`."""
         rows = ((row,) for row in chats(split, self.columns_of[split.key], self.roles))
-        return (row for (row,) in self.check_alike(split, rows))
+        return (row for (row,) in self.check_rows(split, rows))
 
     @property
     def _prefix_template(self) -> ChatTemplate | None:
@@ -230,7 +230,7 @@ class Sft(ChatTask):
                 f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
                 " answer"
             )
-        (learnt,) = self.with_targets(
+        (learnt,) = self.drop_rows_without_target(
             [examples], part, lambda: [row.row or 0 for row in self._examples_of(part)]
         )
         if self.config.packing:
@@ -260,7 +260,7 @@ class Sft(ChatTask):
                 )
             if isinstance(chat, Chat):
                 assert template is not None
-                self.expect_known_roles(split, chat, template)
+                self.check_roles_and_keys(split, chat, template)
                 chat = self._keep_single_answer(chat, template)
             arrays = {
                 name: np.asarray(values[0], dtype=np.int64)
@@ -275,7 +275,7 @@ class Sft(ChatTask):
                     " out."
                 )
             if self.config.overlong_rows is OverlongRows.refuse:
-                raise self.overlong("it", tokens)
+                raise self.overlong_row_error("it", tokens)
             return arrays | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
         examples = StreamedRows(rows.select_columns(columns.all), example, encoder.key())
@@ -294,7 +294,7 @@ class Sft(ChatTask):
         first = min(len(examples), _LOOKED_AT)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
         if count == len(examples):
-            raise self.all_overlong(split)
+            raise self.all_rows_overlong_error(split)
         self.notes.append(
             f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that"
             f" carries loss are left out of their batches, {count:,} of the first {first:,} rows"
@@ -356,7 +356,7 @@ class Sft(ChatTask):
             return ids, row.prompt
         assert self.template is not None
         try:
-            text = self.template.text(row.turns_before_answer(), row.tools, opening=True)
+            text = self.template.text(row.until_answer(), row.tools, generation_prompt=True)
         except TemplateFailed as error:
             raise unwritable_row_error(self.template, split, row, error) from error
         (ids,) = encode_to_inputs(tokenizer, [text], None, add_special_tokens=False)["input_ids"]

@@ -176,5 +176,5 @@ def test_an_answer_is_learnt_behind_what_it_is_asked_with(tokenizer: Any) -> Non
             continue
         for turns in parts:
             whole, ((begin, _),) = own.find_last_answer(turns)
-            before = own.text(turns[:-1], opening=True)
+            before = own.text(turns[:-1], generation_prompt=True)
             assert not whole.startswith(before) or begin == len(before), path.stem

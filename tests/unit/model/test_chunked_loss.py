@@ -115,7 +115,7 @@ def test_loss_predictions_and_gradients_are_those_of_the_logits(
     expected = gradients(model, *(loss for loss, _ in wanted))
     ChunkedForward(model, shift=shift)
     found = [model(**one) for one in (first, second)]
-    losses = [torch.lerp(one.loss, one.even, smoothing) for one in found]
+    losses = [torch.lerp(one.loss, one.uniform_loss, smoothing) for one in found]
     for one, loss, (whole, predicted), given in zip(
         found, losses, wanted, (first, second), strict=True
     ):

@@ -100,7 +100,7 @@ def test_marks_of_our_templates_are_what_is_generated(
     text, spans = task.template.find_answers(chat)
     assert [text[begin:end].strip()[:5] for begin, end in spans] == ["the c", "a dog"]
     for turns, (begin, _) in zip((chat[:1], chat[:3]), spans, strict=True):
-        assert task.template.text(turns, opening=True) == text[:begin]
+        assert task.template.text(turns, generation_prompt=True) == text[:begin]
     assert not task.notes or "no tokens of this tokenizer" in task.notes[0]
     assert text == bpe.apply_chat_template(chat, tokenize=False)
 
@@ -216,7 +216,9 @@ def test_a_prompt_is_asked_as_it_was_learnt(make_source: Make, make_task: Make, 
     task = make_task("sft", source, bpe, chat_template="chatml")
     (asked,) = questions(source.train, question_columns(source, source.train, None))
     assert isinstance(asked, Chat)
-    assert task.shown(bpe).partition("«")[0] == task.template.text(asked.turns, opening=True)
+    assert task.shown(bpe).partition("«")[0] == task.template.text(
+        asked.turns, generation_prompt=True
+    )
 
 
 def test_plain_completions_end(make_source: Make, make_task: Make, bpe: Any) -> None:
