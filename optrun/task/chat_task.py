@@ -255,7 +255,8 @@ class ChatTask(Task):
             if not writes_role:
                 raise ConfigError(
                     f"{template.origin} does not know the role {role!r} in"
-                    f" {row_name(split, row)} and writes nothing for it. {OTHER_TEMPLATE} Or leave such turns out."
+                    f" {row_name(split, row)} and writes nothing for it. {OTHER_TEMPLATE} Or leave"
+                    " such turns out."
                 )
 
     def drop_rows_without_target(

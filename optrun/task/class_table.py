@@ -47,14 +47,17 @@ class ClassTable:
 
 
 def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
-    """Tabulate counts if each example, or word, has exactly one class.
+    """Tabulate a confusion matrix: each example, or word, has exactly one class.
 
     Args:
         labels: Names by class number.
         counts: Confusion matrix, shape (classes, classes): rows are true classes, columns
             predicted ones.
     """
-    rows = _figures(labels, np.stack([np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)]))
+    right = np.diag(counts)
+    predicted = counts.sum(axis=0)
+    actual = counts.sum(axis=1)
+    rows = _figures(labels, np.stack([right, predicted, actual]))
     return ClassTable("class", rows, _means(rows), list(labels), counts)
 
 
@@ -74,13 +77,16 @@ def table_of_counts(noun: str, names: Sequence[str], counts: np.ndarray) -> Clas
 
 
 def _figures(names: Sequence[str], counts: np.ndarray) -> list[ClassFigures]:
-    """Compute precision, recall and F1; counts: right, predicted, true ones, shape (3, names)."""
+    """Compute precision, recall, F1 and support of each name.
+
+    counts: Right, predicted and true ones; shape (3, names).
+    """
     right, predicted, actual = counts
     precision = _ratio(right, predicted)
     recall = _ratio(right, actual)
     f1 = _ratio(2 * right, predicted + actual)
-    columns = zip(names, *np.stack([precision, recall, f1]).tolist(), actual.tolist(), strict=True)
-    return [ClassFigures(*column) for column in columns]
+    columns = (precision.tolist(), recall.tolist(), f1.tolist(), actual.tolist())
+    return [ClassFigures(*row) for row in zip(names, *columns, strict=True)]
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -91,7 +97,10 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 
 def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
-    """Compute the plain mean over classes and the one weighted by support; 0 without support."""
+    """Compute the plain mean over classes, and the mean weighted by support.
+
+    Their support is the sum over the classes; without any support both means are 0.
+    """
     support = np.array([row.support for row in rows])
     total = int(support.sum())
     means = np.zeros((2, 3))

@@ -20,11 +20,12 @@ def class_weights(
 
     Args:
         configured: `task.class_weights`: `balanced`, or a mapping from label to weight; a label
-            that it does not name has the weight 1. None: there are no weights.
+            that
+            it does not name has the weight 1. None: there are no weights.
         labels: Names by class number.
         counts: Number of training examples of each label.
-        examples_with_label_sets: Number of training examples if each has any number of labels;
-            None if each has one.
+        examples_with_label_sets: Number of training examples if each may have any number of labels;
+            None if each has exactly one.
 
     Returns:
         By class number, shape (classes,), float32; None without weights. `balanced` is that of
@@ -32,8 +33,9 @@ def class_weights(
         `pos_weight` of torch: examples without the label / examples with it.
 
     Raises:
-        ConfigError: A mapping names an unknown label; or `balanced`, and one of the labels stands
-            in no training example, or in all of them.
+        ConfigError: A mapping names an unknown label; or `balanced`, and no training example has
+            one
+            of the labels, or all have it.
 
     Example:
         >>> class_weights({"spam": 3.0}, ["ham", "spam"], {"ham": 9, "spam": 3}).tolist()
@@ -61,7 +63,8 @@ def _balanced_weights(
     """Weigh each class inversely to its number of training examples, see `class_weights`.
 
     Raises:
-        ConfigError: A label stands in no training example, or in all examples with sets of labels.
+        ConfigError: No training example has a label; or all have it, and examples have sets of
+            labels.
     """
     for label in labels:
         if not counts.get(label):

@@ -21,22 +21,22 @@ def multiple_negatives_ranking(
 ) -> Tensor:
     """Compute the cross-entropy of each anchor's positive among the other texts of all rows.
 
-    A text that is in the batch twice is never a negative of itself: `false_negatives` are left out
-    of the sum.
+    Texts that `false_negatives` marks, such as a second copy of the positive, are left out.
 
     Source: Henderson et al. 2017, arXiv:1705.00652, section 4.4; both directions: Radford et al.
     2021, arXiv:2103.00020. L = -mean_i log(exp(s cos(a_i, p_i)) / sum_j exp(s cos(a_i, d_j))), d
     all positives and negatives.
 
     Args:
-        vectors: As above.
+        vectors: Anchor, positive, then negatives of each row, shape (batch, texts, width).
         texts: A number of each text, equal for equal texts, shape (batch, texts), int64.
         scale: Inverse temperature.
-        symmetric: Whether the loss is the mean of this one and of that of each positive's anchor
-            among the anchors of all rows.
+        symmetric: Whether the loss is the mean of this one and of the cross-entropy of each
+            positive's anchor among the anchors of all rows.
     """
     unit = functional.normalize(vectors, dim=-1)
     rows = len(unit)
+    # All positives, then all first negatives, and so on: the positive of row i is document i.
     documents = unit[:, 1:].transpose(0, 1).flatten(0, 1)
     logits = scale * unit[:, 0] @ documents.T
     logits = logits.masked_fill(false_negatives(texts), -torch.inf)
@@ -52,17 +52,27 @@ def false_negatives(texts: Tensor) -> Tensor:
 
     They are found wherever they are in the batch, also among the negatives of other rows.
 
+    Args:
+        texts: A number of each text, equal for equal texts, shape (batch, texts): anchor,
+            positive, negatives.
+
     Returns:
-        Shape (batch, batch * (texts - 1)), bool, over the positives of all rows, then their first
-        negatives and so on. A row's own positive is not marked.
+        Shape (batch, batch * (texts - 1)), bool. The columns are the positives of all rows, then
+        their first negatives, and so on. A row's own positive is not marked.
+
+    Example: two rows with the same anchor 1, whose positives are 2 and 3.
+
+        >>> false_negatives(torch.tensor([[1, 2], [1, 3]])).tolist()
+        [[False, True], [True, False]]
     """
     rows = len(texts)
-    first = texts[:, :1]
-    second = texts[:, 1:2]
+    anchors = texts[:, :1]
+    positives = texts[:, 1:2]
     documents = texts[:, 1:].T.reshape(-1)
-    has_same_first = (first == first.T).float()
-    is_second = (documents == second).float()
-    belongs = (documents == first) | (has_same_first @ is_second > 0)
+    has_same_anchor = (anchors == anchors.T).float()  # (batch, batch)
+    is_positive_of = (documents == positives).float()  # (batch, documents)
+    # The product counts the rows with the same anchor whose positive a document is.
+    belongs = (documents == anchors) | (has_same_anchor @ is_positive_of > 0)
     belongs[:, :rows].fill_diagonal_(False)
     return belongs
 
@@ -73,14 +83,16 @@ def cosine_similarity(vectors: Tensor, scores: Tensor) -> Tensor:
 
 
 def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """Compute by how much cosines of lower-scored pairs exceed those of higher-scored pairs.
+    """Compute the CoSENT loss: cosines should be in the order of the scores.
 
     Source: Huang et al. 2024, doi:10.1109/TASLP.2024.3402087.
     L = log(1 + sum exp(s (cos_k - cos_i))), over all i, k with score_i > score_k.
     """
     scaled = scale * cosines(vectors)
-    wrong = (scaled[None, :] - scaled[:, None])[scores[:, None] > scores[None, :]]
-    return torch.cat([wrong.new_zeros(1), wrong]).logsumexp(0)
+    differences = scaled[None, :] - scaled[:, None]  # [i, k]: s (cos_k - cos_i)
+    exponents = differences[scores[:, None] > scores[None, :]]
+    # exp(0) is the 1 in the sum.
+    return torch.cat([exponents.new_zeros(1), exponents]).logsumexp(0)
 
 
 def triplet(vectors: Tensor, *, distance: str, margin: float) -> Tensor:
@@ -89,19 +101,18 @@ def triplet(vectors: Tensor, *, distance: str, margin: float) -> Tensor:
     Source: Schroff et al. 2015, arXiv:1503.03832, equation 2, without squares as in
     sentence-transformers. L = mean max(d(a, p) - d(a, n) + margin, 0).
     """
-    first, positive, negative = vectors.unbind(1)
-    difference = distances(first, positive, distance) - distances(first, negative, distance)
+    anchor, positive, negative = vectors.unbind(1)
+    difference = distances(anchor, positive, distance) - distances(anchor, negative, distance)
     return functional.relu(difference + margin).mean()
 
 
 def distances(first: Tensor, second: Tensor, kind: str) -> Tensor:
-    """Compute the distance of each row: `cosine` (1 - cosine), `euclidean` or `manhattan`.
+    """Compute the distance of each pair of vectors, shape (batch,).
 
-    Shape (batch,).
+    kind: `cosine` (1 - cosine), `euclidean` or `manhattan`.
     """
     if kind == "cosine":
         return 1 - functional.cosine_similarity(first, second, dim=-1)
-    norms: Tensor = torch.linalg.vector_norm(
-        first - second, ord=2 if kind == "euclidean" else 1, dim=-1
-    )
+    order = 2 if kind == "euclidean" else 1
+    norms: Tensor = torch.linalg.vector_norm(first - second, ord=order, dim=-1)
     return norms

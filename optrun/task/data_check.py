@@ -28,10 +28,10 @@ def data_check(facts: DataFacts) -> list[str]:
     splits = {name: split for name, split in splits.items() if split.examples}
     width = max(map(len, splits), default=0)
     lines = []
+    # 1. Each split: its size, what is cut off, unknown tokens.
     for name, split in splits.items():
-        facts_of_split = [f"{split.examples:,} examples", _describe_tokens(split)]
-        facts_of_split.append(_describe_labels(split))
-        lines.append(f"{name:<{width}}  {' · '.join(filter(None, facts_of_split))}")
+        columns = [f"{split.examples:,} examples", _describe_tokens(split), _describe_labels(split)]
+        lines.append(f"{name:<{width}}  {' · '.join(filter(None, columns))}")
         for cut in split.cuts:
             lines.append(
                 f"{name:<{width}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
@@ -42,13 +42,14 @@ def data_check(facts: DataFacts) -> list[str]:
                 f"warning: the tokenizer does not know {percent(split.unknown_share)} of the tokens"
                 f" of {split.key}"
             )
+    # 2. No label occurs twice. (Tags of words and sets of labels may be many, but do occur twice.)
     train = facts.train
-    # No label occurs twice. Tags of words and sets of labels may be many, and do.
     if train.examples >= 20 and max(train.labels.values(), default=0) == 1:
         lines.append(
             f"warning: {len(train.labels):,} labels for {train.examples:,} examples of {train.key}:"
             " nothing can be learnt. data.label_column=NAME names another column"
         )
+    # 3. Evaluation texts that were trained on.
     for split in facts.eval_sets.values():
         if split.texts_in_train:
             lines.append(
@@ -59,7 +60,7 @@ def data_check(facts: DataFacts) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Format a share in percent; one below 0.05 % is "below 0.1 %", so that only 0 is "0 %".
+    """Format a share in percent; only 0 is "0 %".
 
     Example:
         >>> percent(0.5578), percent(0.00001), percent(0)
@@ -80,14 +81,20 @@ def _describe_tokens(split: SplitFacts) -> str:
 
 
 def _describe_labels(split: SplitFacts) -> str:
-    """Write the share of each label; of more than four those of the most and the least frequent."""
+    """Write the share of each label; with more than four, of the most and the least frequent.
+
+    Names longer than 24 letters are shortened. Empty without labels.
+    """
     total = max(sum(split.labels.values()), 1)
-    labels = sorted(split.labels, key=split.labels.__getitem__)
+    labels = list(split.labels)
     is_long = len(labels) > MAX_LABELS
+    if is_long:
+        by_count = sorted(labels, key=split.labels.__getitem__)
+        labels = [by_count[-1], by_count[0]]
     shares = []
-    for label in (labels[-1], labels[0]) if is_long else split.labels:
+    for label in labels:
         name = label if len(label) <= MAX_LETTERS else f"{label[:MAX_LETTERS]}..."
         shares.append(f"{name}: {percent(split.labels[label] / total)}")
     if is_long:
-        return f"{len(labels)} labels, from {' to '.join(shares)}"
+        return f"{len(split.labels)} labels, from {' to '.join(shares)}"
     return ", ".join(shares)

@@ -98,6 +98,9 @@ class DataFacts:
 def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:
     """Collect the facts of a task's examples.
 
+    The training split of a mixture has the labels of its sources added up; tokens and truncation
+    are given for each source alone, and texts are not looked up in the training split.
+
     Args:
         task: The task with its examples.
         source: Has the configuration keys of the splits.
@@ -147,12 +150,17 @@ def _split_facts(
 ) -> SplitFacts:
     """Collect the facts of one split.
 
+    Examples may lack hashes, lengths or ids, as those of streams and images do: what depends on
+    them is None then, or left out.
+
     Args:
         task: The task.
         examples: Examples of the split.
         key: The configuration key of the split.
         tokenizer: Of the model.
-        trained: Training examples, in which its texts are looked up; None: they are not.
+        trained: Training examples, in which the texts of the split are looked up; None: they are
+            not
+            looked up.
     """
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
@@ -172,7 +180,7 @@ def _split_facts(
 
 
 def _count_in_both(examples: object, trained: object) -> int | None:
-    """Count the texts that are also training texts, by their hashes; cached.
+    """Count the texts of a split that are also training texts, by their hashes; cached.
 
     None if the examples have no hashes, as those of a stream, or if `trained` is None.
     """
@@ -195,9 +203,9 @@ def _count_members(hashes: np.ndarray, others: np.ndarray) -> int:
 
 
 def _flat_array(examples: object, name: str) -> np.ndarray | None:
-    """Return the joined arrays of this name of all examples, of pairs those of the first side.
+    """Return an array, such as `input_ids`, of all examples joined; for pairs of the first side.
 
-    Examples that a selection left out are among them. None if there are no such arrays.
+    Examples that a selection left out are included. None if the examples have no such array.
     """
     while isinstance(examples, Selected):
         examples = examples.examples
@@ -210,27 +218,32 @@ def _flat_array(examples: object, name: str) -> np.ndarray | None:
 
 
 def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
-    """Yield the facts of each limit that truncates examples; of pairs each side has a limit."""
+    """Yield the facts of each limit of a task that truncates examples.
+
+    The first limit of `task.limits` is that of the examples; with pairs it is that of their first
+    side, and the second limit that of their second side.
+    """
     sides = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
     for side, limit in zip(sides, task.limits, strict=False):
         lost = getattr(side, "lost", None)
-        if lost is not None and lost.any():
-            full_lengths = side.lengths + lost
-            yield CutFacts(
-                limit,
-                int((lost > 0).sum()),
-                float(lost.sum() / full_lengths.sum()),
-                int(full_lengths.max()),
-            )
+        if lost is None or not lost.any():
+            continue
+        full_lengths = side.lengths + lost
+        yield CutFacts(
+            limit,
+            rows=int((lost > 0).sum()),
+            share=float(lost.sum() / full_lengths.sum()),
+            longest=int(full_lengths.max()),
+        )
 
 
 def _cached_unknown_share(
     examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase
 ) -> float | None:
-    """Compute `_unknown_share`; cached.
+    """Return the share of unknown tokens, as `_unknown_share`; cached.
 
-    None if the tokenizer has no unknown token, or uses it as another special token, as GPT-2's
-    does, which knows every byte.
+    None if the tokenizer has no unknown token, or uses it as another special token, too. GPT-2's
+    tokenizer does so, and knows every byte.
     """
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
@@ -244,8 +257,8 @@ def _cached_unknown_share(
 def _unknown_share(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
     """Compute the share of the unknown token among the ordinary ids, in a sample of the ids.
 
-    Special tokens other than the unknown one are not counted. 0 if no ordinary id is in the sample,
-    or if the tokenizer has no unknown token: `unk_token_id` may be None, which equals no id.
+    All special tokens but the unknown one are left out. 0 if the sample has no ordinary id, or if
+    the tokenizer has no unknown token: `unk_token_id` is None then, which equals no id.
     """
     unknown = tokenizer.unk_token_id
     sample = ids[:: max(1, len(ids) // _SAMPLED_TOKENS)]
@@ -262,6 +275,7 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
     The counts of labelled tokens are cached.
     """
     classes = task.labels
+    # Where the labels are: an attribute, one number for each example, or one for each token.
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":
         values = examples.scalars.get("labels")
@@ -269,7 +283,7 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
         values = _flat_array(examples, "labels")
     if values is None or not len(values) or not classes:
         return {}
-    if values.ndim == 2:  # 0 or 1 for each label
+    if values.ndim == 2:  # sets of labels: 0 or 1 for each class
         counts = values.sum(axis=0).astype(int).tolist()
     elif task.unit == "examples":
         counts = _count_labels(values, len(classes))
@@ -280,10 +294,13 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
 
 
 def _count_labels(labels: np.ndarray, classes: int) -> list[int]:
-    """Count each class number, `_CHUNK` labels at a time; `IGNORED` is left out."""
-    total = np.zeros(classes, dtype=np.int64)
+    """Count how often each class number occurs, without `IGNORED`.
+
+    `_CHUNK` labels are in memory at a time.
+    """
+    totals = np.zeros(classes, dtype=np.int64)
     for begin in range(0, len(labels), _CHUNK):
         chunk = labels[begin : begin + _CHUNK]
-        total += np.bincount(chunk[chunk != IGNORED], minlength=classes)
-    counts: list[int] = total.tolist()
+        totals += np.bincount(chunk[chunk != IGNORED], minlength=classes)
+    counts: list[int] = totals.tolist()
     return counts

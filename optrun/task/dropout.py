@@ -21,10 +21,10 @@ _DROPOUTS = (
 def disable_dropout(model: nn.Module) -> None:
     """Disable the dropout of a model, so that it computes the same in training as in evaluation.
 
-    Changes the model in place: the probability of dropout modules becomes 0, and so does every
-    probability among the attributes of a module with "drop" in its name. Submodules get a copy of
-    their configuration with such values set to 0; the model's own configuration stays, so that it
-    is saved unchanged. The dropout of LoRA factors, `adapter.lora_dropout`, stays, too.
+    Changes the model in place: the probability of each dropout module becomes 0, and so does each
+    attribute of a module that is a float between 0 and 1 with "drop" in its name. Submodules get a
+    copy of their configuration with such values set to 0; the model's own configuration stays, so
+    that it is saved unchanged. The dropout of LoRA, `adapter.lora_dropout`, stays, too.
     """
     configs: dict[int, Any] = {}
     for name, module in model.named_modules():
@@ -42,9 +42,9 @@ def disable_dropout(model: nn.Module) -> None:
         module.config = configs[id(config)]
 
 
-def _zero_probabilities(owner: object) -> None:
-    """Set the attributes of an object that are floats between 0 and 1 and named "drop" to 0."""
-    for name, value in vars(owner).items():
+def _zero_probabilities(instance: object) -> None:
+    """Set each attribute to 0 that is a float between 0 and 1 with "drop" in its name."""
+    for name, value in vars(instance).items():
         is_probability = isinstance(value, float) and 0.0 < value < 1.0
         if is_probability and "drop" in name:
-            setattr(owner, name, 0.0)
+            setattr(instance, name, 0.0)

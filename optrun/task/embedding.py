@@ -57,8 +57,9 @@ class Embedding(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, read the scores, and let the tokenizer pad on the right.
 
-        Sets `names` and `scores` (by split), `has_scores`, and `width`, the texts in a row.
-        Changes `tokenizer.padding_side`, with a note.
+        Sets `names` (columns of texts) and `scores`, both by split; `has_scores`, whether the loss
+        reads scores; and `width`, the number of texts in a row. Changes `tokenizer.padding_side`,
+        with a note.
 
         Raises:
             ConfigError: Columns or scores that do not fit the loss; splits with different numbers
@@ -67,31 +68,30 @@ class Embedding(Task):
         if tokenizer.padding_side != "right":
             tokenizer.padding_side = "right"
             self.notes.append(
-                "the tokenizer pads on the right now, as in training: on the left, the vectors of a"
-                " batch would be others wherever positions are counted from its begin"
+                "the tokenizer pads on the right now, as in training: with padding on the left,"
+                " models that count positions from the first column would compute other vectors"
             )
         self.has_scores = self.config.of_numbers
         self.names: dict[Split, list[str]] = {}
         self.scores: dict[Split, np.ndarray] = {}
         for split in source.splits:
-            self.names[split], score = text_and_score_columns(self.config, source, split)
-            if score is not None and len(split.rows):
-                self.scores[split] = self._expect_cosines(split, score)
-        counts = {len(names) for names in self.names.values()}
-        if len(counts) > 1:
+            self.names[split], score_column = text_and_score_columns(self.config, source, split)
+            if score_column is not None and len(split.rows):
+                self.scores[split] = self._read_scores(split, score_column)
+        widths = sorted({len(names) for names in self.names.values()})
+        if len(widths) > 1:
             raise ConfigError(
-                f"data.eval has {' and '.join(map(str, sorted(counts)))} columns of texts in its"
-                " sets and data.train: expected as many in all. Name them with"
-                " data.negative_columns."
+                f"data.train and data.eval have {' and '.join(map(str, widths))} columns of texts:"
+                " expected the same number in all. Name them with data.negative_columns."
             )
-        (self.width,) = counts
+        (self.width,) = widths
 
-    def _expect_cosines(self, split: Split, name: str) -> np.ndarray:
+    def _read_scores(self, split: Split, name: str) -> np.ndarray:
         """Read the scores of a split; shape (rows,), float32.
 
         Raises:
-            ConfigError: A score that is no number; with `task.loss=cosine_similarity` one outside
-                of -1 to 1, which no cosine can equal.
+            ConfigError: A score that is no number; or, with `task.loss=cosine_similarity`, one
+                outside of -1 to 1, which no cosine can equal.
         """
         scores = finite_numbers(split, name)
         beyond = np.flatnonzero(np.abs(scores) > 1)
@@ -100,20 +100,20 @@ class Embedding(Task):
             largest = float(np.abs(scores).max())
             raise ConfigError(
                 f"{split.where(row)} has the score {scores[row]:g} in column {name}, and"
-                f" task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take"
-                " task.loss=cosent, which goes by their order alone."
+                f" task.loss=cosine_similarity expects -1 to 1. Divide the scores by {largest:g},"
+                " or take task.loss=cosent, which uses their order alone."
             )
         return scores
 
     def join(self, others: Sequence[Task]) -> None:
-        """Refuse several sources, since the loss of a row depends on its whole step.
+        """Refuse a mixture of several sources, since the loss of a row depends on its whole step.
 
         Raises:
             ConfigError: Always.
         """
         raise ConfigError(
-            f"data=mixture: task={self.name} reads one source, and there are {len(others)}. Join"
-            " the files in one data.train=[FILE, FILE]."
+            f"data=mixture: task={self.name} reads one source, not {len(others)}. Join the files"
+            " in one data.train=[FILE, FILE]."
         )
 
     def read(
@@ -133,8 +133,8 @@ class Embedding(Task):
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
         texts = partial(interleave_columns, part, columns)
-        examples = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
-        empty = np.flatnonzero(examples.lengths == 0)
+        encoded_texts = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
+        empty = np.flatnonzero(encoded_texts.lengths == 0)
         if len(empty):
             row, column = divmod(int(empty[0]), len(columns))
             raise ConfigError(
@@ -143,33 +143,33 @@ class Embedding(Task):
         scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
         if indices is not None:
             scores = scores[indices]
-        return ComparedTexts(examples, len(columns), scores)
+        return ComparedTexts(encoded_texts, len(columns), scores)
 
     def needs(self) -> ModelNeeds:
         """Require a model for `data.max_length` tokens, without a head."""
         return ModelNeeds({}, self.max_length)
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Choose the pooling, and write it into the model's configuration.
+        """Choose the pooling, and write it into the model's configuration, with a note.
 
-        The pooling makes one vector of the hidden states of a text's tokens; a note names it.
+        The pooling turns the hidden states of a text's tokens into one vector. Sets `pooling`.
 
         Raises:
-            ConfigError: The model's folder has a pooling that optrun lacks; a model with encoder
-                and decoder.
+            ConfigError: The model's folder has a pooling that optrun lacks; or the model has an
+                encoder and a decoder.
         """
-        if getattr(model.config, "is_encoder_decoder", False):
+        config = model.config
+        if getattr(config, "is_encoder_decoder", False):
             raise ConfigError(
-                f"task={self.name}: {type(model).__name__} is of encoder and decoder, and has no"
+                f"task={self.name}: {type(model).__name__} has an encoder and a decoder, so not"
                 " one vector for each token of a text. Take an encoder such as bert, or a decoder"
                 " such as gpt2."
             )
-        path = str(getattr(model.config, "name_or_path", "") or "")
-        commit = getattr(model.config, "_commit_hash", None)  # of a model of the hub
-        configured = self.config.pooling
-        mode = None if configured is None else configured.value
+        path = str(getattr(config, "name_or_path", "") or "")
+        commit = getattr(config, "_commit_hash", None)  # of a model of the hub
+        mode = None if self.config.pooling is None else self.config.pooling.value
         self.pooling, origin = choose_pooling(path, commit, mode, self.config.normalize)
-        self.pooling.store_in(model.config)
+        self.pooling.store_in(config)
         scaled = "normalised" if self.pooling.normalize else "not normalised"
         self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {origin}")
 
@@ -183,17 +183,19 @@ class Embedding(Task):
             raise ConfigError(
                 f"training.per_device_train_batch_size: a step has {examples} row, and"
                 f" task.loss={self.config.loss.value} compares rows of a step with each other."
-                " Expected 2 or more, by it or by training.gradient_accumulation_steps."
+                " Raise it to 2 or more, or raise training.gradient_accumulation_steps."
             )
 
     def collate(self, examples: list[Example]) -> Batch:
         """Pad the texts of all rows to a batch.
 
         Returns:
-            `input_ids`, `attention_mask` and, if the tokenizer makes them, `token_type_ids`, shape
-            (batch * width, longest), the texts of a row one after another; a number of each text,
-            equal for equal texts, shape (batch, width), int64; and, if the loss reads them, the
-            scores, shape (batch,), float32.
+            `input_ids`, `attention_mask` and, if the tokenizer returns them, `token_type_ids`,
+            shape
+            (batch * width, longest), the texts of a row one after another. `TEXTS`: a number of
+            each
+            text, equal for equal texts, shape (batch, width), int64. `SCORES`, if the loss reads
+            scores: shape (batch,), float32.
         """
         batch = pad_texts(examples, self.padding)
         batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
@@ -222,10 +224,11 @@ class Embedding(Task):
         return vectors.reshape(*batch[TEXTS].shape, vectors.shape[-1])
 
     def compare(self, vectors: Tensor, batch: Batch) -> Tensor:
-        """Compute the loss of the vectors of one batch, or of several joined; shape ().
+        """Compute the loss of the vectors of one batch, or of several joined batches; shape ().
 
         Args:
-            vectors: Shape (batch, texts, width); compared outside of autocast.
+            vectors: Anchor, positive, then negatives of each row; shape (batch, texts, width).
+                Autocast is switched off for the comparison.
             batch: The numbers of the texts, and the scores if the loss reads them.
         """
         config = self.config
@@ -247,7 +250,7 @@ class Embedding(Task):
             )
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        """Compute the loss of a batch; only its own rows are negatives. Shape ()."""
+        """Compute the loss of a batch, whose own rows alone are its negatives; shape ()."""
         return self.compare(self.represent(outputs, batch), batch)
 
     # Evaluation
@@ -259,7 +262,7 @@ class Embedding(Task):
         return similarities.cpu().numpy(), batch[SCORES].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make empty metrics: the mean loss for scored pairs, else also the ranks of positives."""
+        """Construct the mean loss for pairs with scores, else also metrics of retrieval."""
         if self.has_scores:
             return super().running_metrics()
         return RetrievalMetrics(self.represent, self.config.recall_at, negatives=self.width > 2)

@@ -31,20 +31,20 @@ _NEGATIVE = re.compile(r"negative(_\d+)?")
 def text_and_score_columns(
     config: EmbeddingConfig, source: Source, split: Split
 ) -> tuple[list[str], str | None]:
-    """Find the columns of texts, and the column of scores if the loss reads them.
+    """Find the columns of texts, and the column of scores if the loss reads scores.
 
     Args:
         config: Has the loss.
         source: Has the configured names (`data.*_column`).
-        split: The rows with the columns; if it has no row, those of the training split are taken.
+        split: The rows with the columns. If it has no row, the training split is read instead.
 
     Returns:
-        Names of the columns of the first text, the second text and the negatives; and of the
+        The columns of the first text, of the second text and of negatives; and the column of
         scores, None if the loss does not read them. The split remembers that they are read.
 
     Raises:
-        ConfigError: A configured column is missing; several pairs of columns may be meant; the
-            rows have scores or negatives that the loss does not read, or lack them.
+        ConfigError: A configured column is missing; several pairs of columns may be meant; or the
+            rows have scores or negatives that the loss does not read, or lack those that it reads.
     """
     split = split if len(split.rows) else source.train
     columns = source.columns
@@ -58,9 +58,9 @@ def text_and_score_columns(
         _refuse_unused_scores(columns, split, loss)
     elif negatives:
         raise ConfigError(
-            f"{loss} reads pairs with a score, and no negatives: {split.key} has"
+            f"{loss} reads pairs with a score, and {split.key} has negatives:"
             f" {', '.join(negatives)}. Take task.loss=multiple_negatives_ranking or triplet, or"
-            " rows without them."
+            " rows without negatives."
         )
     if config.loss is EmbeddingLoss.triplet and len(negatives) != 1:
         raise ConfigError(
@@ -78,33 +78,37 @@ def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
 
 
 def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
-    """Refuse scores that the loss would ignore.
+    """Refuse rows with scores that the loss would ignore.
 
-    They are those of `data.label_column`, or of a column `score`, `similarity` or
-    `similarity_score`; the latter are ignored if both text columns are configured.
+    Scores are the column that `data.label_column` names, else a column `score`, `similarity` or
+    `similarity_score`. Such a column passes if both text columns are configured.
 
     Raises:
         ConfigError: With the column and what to do.
     """
-    configured = columns.label_column if columns is not None else None
+    configured = None
+    has_both_texts = False
+    if columns is not None:
+        configured = columns.label_column
+        has_both_texts = None not in (columns.text_column, columns.text_pair_column)
     if configured is not None:
         score_columns = [configured]
-    elif columns is not None and None not in (columns.text_column, columns.text_pair_column):
+    elif has_both_texts:
         return
     else:
         score_columns = _first_usual_name(USUAL_SCORES[:3], split)
     if score_columns:
         raise ConfigError(
             f"{loss} takes every pair for texts that belong together, and {split.key} has scores in"
-            f" column {score_columns[0]}. Take task.loss=cosent, which reads them; or name"
-            " data.text_column and data.text_pair_column alone."
+            f" column {score_columns[0]}. Take task.loss=cosent, which reads them; or, to ignore"
+            " them, name data.text_column and data.text_pair_column alone."
         )
 
 
 def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
     """List the columns of negatives: `data.negative_columns`, else `negative`, `negative_1`, ...
 
-    Numbered columns are sorted by number; the list is empty if there are none.
+    Those that are not configured are sorted by number. Empty if there are none.
 
     Raises:
         ConfigError: A configured column is missing.
@@ -124,44 +128,43 @@ def pair_columns(
 ) -> tuple[str, str]:
     """Find the columns of the first and the second text.
 
-    They are the configured ones; what is not configured is completed by a pair of usual names, else
-    by the text columns if there are exactly two.
+    They are the configured ones; if one or both are not configured, the only pair of usual names
+    that fits, else the two text columns if there are exactly two.
 
     Args:
         columns: The configured names; None: none are.
         split: The rows.
-        taken: Columns of something else, such as scores.
+        taken: Columns with another use, such as scores.
 
     Raises:
-        ConfigError: A configured column is missing; there is no such pair, or there are several.
+        ConfigError: A configured column is missing; no pair fits, or several do.
     """
     first, second = (named_column(columns, key, split) for key in KEYS)
     if first is not None and second is not None:
         return first, second
     names = split.rows.column_names
-    pairs = [pair for pair in USUAL_PAIRS if pair[0] in names and pair[1] in names]
+    usual_pairs = [pair for pair in USUAL_PAIRS if pair[0] in names and pair[1] in names]
     texts = [name for name in string_columns(split) if name not in taken]
-    others = []
+    only_pairs = []
     if len(texts) == 2:
-        others.append((texts[0], texts[1]))
-        if first is not None or second is not None:
-            others.append((texts[1], texts[0]))
+        only_pairs.append((texts[0], texts[1]))
+        if first is not None or second is not None:  # it says which of them is the first
+            only_pairs.append((texts[1], texts[0]))
 
-    def fitting(candidates: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        return [
-            pair for pair in candidates if first in (None, pair[0]) and second in (None, pair[1])
-        ]
+    def fitting(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Select the pairs that agree with a configured column."""
+        return [pair for pair in pairs if first in (None, pair[0]) and second in (None, pair[1])]
 
-    found_pairs = fitting(pairs) or fitting(others)
-    if len(found_pairs) == 1:
-        return found_pairs[0]
+    candidates = fitting(usual_pairs) or fitting(only_pairs)
+    if len(candidates) == 1:
+        return candidates[0]
     missing = [
         f"data.{key}" for key, name in zip(KEYS, (first, second), strict=True) if name is None
     ]
     verb = "is" if len(missing) == 1 else "are"
-    problem = "no two columns that are known for a pair"
-    if found_pairs:
-        problem = f"several pairs of usual names ({found_pairs})"
+    problem = "no two columns with usual names of a pair"
+    if candidates:
+        problem = f"several pairs of usual names ({candidates})"
     raise ConfigError(
         f"{' and '.join(missing)} {verb} needed: {split.key} has {problem}, such as anchor and"
         f" positive. {columns_in_words(split.rows)}"
@@ -169,7 +172,7 @@ def pair_columns(
 
 
 def string_columns(split: Split) -> list[str]:
-    """List the columns of strings."""
+    """List the columns of a split whose values are strings."""
     return [
         name
         for name, feature in split.rows.features.items()

@@ -29,10 +29,10 @@ _ENDS = ("E", "S", "L", "U")
 
 
 def scheme_of(labels: Sequence[str]) -> str | None:
-    """Name the scheme of a set of labels; None if they are no prefixes with types.
+    """Name the scheme of a set of labels, such as `IOB`; None if they follow none.
 
     Args:
-        labels: All that there are; `O` may be missing.
+        labels: All labels of the data; `O` may be missing.
 
     Example:
         >>> scheme_of(["B-LOC", "I-LOC", "O"]), scheme_of(["S-LOC", "O"])
@@ -50,47 +50,53 @@ def scheme_of(labels: Sequence[str]) -> str | None:
 def entities(labels: Sequence[str]) -> list[Entity]:
     """Find the entities of one text.
 
+    A word continues an entity of the same type if its prefix is I, E or L, and the word before it
+    does not end one. A type without a predecessor begins an entity, whatever its prefix.
+
     Args:
-        labels: One for each word, of any of `SCHEMES`.
+        labels: One for each word, in any of `SCHEMES`.
 
     Example:
         >>> entities(["B-PER", "I-PER", "O", "B-LOC", "B-LOC", "I-PER"])
         [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
     """
     spans: list[Entity] = []
-    kind = ""
+    open_type = ""  # of the entity that the word before belongs to; empty: none
     begin = 0
-    before = "O"
-    for index, label in enumerate([*labels, "O"]):
+    prefix_before = "O"
+    for index, label in enumerate([*labels, "O"]):  # the last O closes an open entity
         prefix, _, entity_type = label.partition("-")
-        if not (kind and entity_type == kind and prefix in _GOES_ON and before not in _ENDS):
-            if kind:
-                spans.append((kind, begin, index))
-            kind = entity_type
+        can_continue = prefix in _GOES_ON and prefix_before not in _ENDS
+        if not (open_type and entity_type == open_type and can_continue):
+            if open_type:
+                spans.append((open_type, begin, index))
+            open_type = entity_type
             begin = index
-        before = prefix
+        prefix_before = prefix
     return spans
 
 
 def count_entities(
     texts: Iterable[tuple[Sequence[str], Sequence[str]]],
 ) -> Counter[tuple[str, int]]:
-    """Count entities of each type in predicted and actual labels of texts, one label for each word.
+    """Count right, predicted and actual entities of each type.
+
+    An entity is right if its type and both borders are.
+
+    Args:
+        texts: Predicted and actual labels of each text, one label for each word.
 
     Returns:
-        By type and 0, 1 or 2: right, predicted and actual ones; an entity is right where type and
-        both borders are.
+        Counts by type and 0 (right), 1 (predicted) or 2 (actual).
 
     Example:
         >>> sorted(count_entities([(["B-PER", "O"], ["B-PER", "B-LOC"])]).items())
         [(('LOC', 2), 1), (('PER', 0), 1), (('PER', 1), 1), (('PER', 2), 1)]
     """
     counts: Counter[tuple[str, int]] = Counter()
-    for predicted, actual in texts:
-        predicted_entities = set(entities(predicted))
-        actual_entities = set(entities(actual))
-        for index, group in enumerate(
-            (predicted_entities & actual_entities, predicted_entities, actual_entities)
-        ):
-            counts.update((kind, index) for kind, _, _ in group)
+    for predicted_labels, actual_labels in texts:
+        predicted = set(entities(predicted_labels))
+        actual = set(entities(actual_labels))
+        for index, group in enumerate((predicted & actual, predicted, actual)):
+            counts.update((entity_type, index) for entity_type, _, _ in group)
     return counts

@@ -101,7 +101,7 @@ def test_marks_of_our_templates_are_what_is_generated(
     assert [text[begin:end].strip()[:5] for begin, end in spans] == ["the c", "a dog"]
     for turns, (begin, _) in zip((chat[:1], chat[:3]), spans, strict=True):
         assert task.template.text(turns, generation_prompt=True) == text[:begin]
-    assert not task.notes or "no tokens of this tokenizer" in task.notes[0]
+    assert not task.notes or "the tokenizer does not know" in task.notes[0]
     assert text == bpe.apply_chat_template(chat, tokenize=False)
 
 
