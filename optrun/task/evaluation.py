@@ -76,10 +76,10 @@ class MetricAccumulator(ABC):
         raise NotImplementedError
 
     def merge(self, partials: Sequence[Any]) -> None:
-        """Replace the counts of this rank by those of all ranks.
+        """Replace the counts of this rank by the merged counts of all ranks.
 
         Args:
-            partials: What `partial` returned on each rank, by rank, including this one.
+            partials: What `partial` returned on each rank, by rank, this one included.
         """
         raise NotImplementedError
 
@@ -121,12 +121,12 @@ class SummedMetrics(MetricAccumulator):
         self.sums = [reduce(operator.add, values) for values in zip(*partials, strict=True)]
 
     def compute(self) -> dict[str, float]:
-        """Divide each sum by the number of targets; NaN if there was none."""
-        total, count, *more_sums = self.sums
-        return {
-            name: value / count if count else math.nan
-            for name, value in zip(self.names, (total, *more_sums), strict=True)
-        }
+        """Divide each sum by the number of targets; all NaN if there was no target."""
+        loss_sum, count, *more_sums = self.sums
+        if not count:
+            return dict.fromkeys(self.names, math.nan)
+        sums = (loss_sum, *more_sums)
+        return {name: value / count for name, value in zip(self.names, sums, strict=True)}
 
 
 class MeanLoss(SummedMetrics):
@@ -141,7 +141,7 @@ class MeanLoss(SummedMetrics):
 
 
 def predicted_classes(outputs: ModelOutput, *, shift: bool) -> Tensor:
-    """Return the most probable class of each target, shape (batch, targets).
+    """Return the most probable class at each target position, shape (batch, targets).
 
     Args:
         outputs: With `logits`, or `TargetLosses` with `predicted`.
@@ -182,21 +182,25 @@ class TokenMetrics(SummedMetrics):
         return batch["labels"]
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
-        """Count the right tokens, and weigh the load-balancing loss by the number of targets."""
+        """Count the right tokens, and sum the load-balancing loss over the targets."""
         labels = self._targets(batch)
-        is_right = (predicted_classes(outputs, shift=self.shift) == labels) & (labels != IGNORED)
+        is_target = labels != IGNORED
+        is_right = (predicted_classes(outputs, shift=self.shift) == labels) & is_target
         router = 0.0 if self.router_loss is None else float(self.router_loss(outputs))
         return [int(is_right.sum()), router * self.count(batch)]
 
     def compute(self) -> dict[str, float]:
-        """Compute means over all target tokens; NaN if there was none."""
-        total, count, right, router = self.sums
+        """Compute means over all target tokens; NaN if there was none.
+
+        The load-balancing loss of experts is subtracted from the model's loss.
+        """
+        loss_sum, count, right, router_sum = self.sums
         if count == 0:
             return dict.fromkeys(self.names, math.nan)
-        loss = (total - router) / count
+        loss = (loss_sum - router_sum) / count
         values = {"loss": loss, "perplexity": perplexity(loss), "accuracy": right / count}
         if self.router_loss is not None:
-            values["router_loss"] = router / count
+            values["router_loss"] = router_sum / count
         return values
 
 
@@ -247,13 +251,14 @@ class EvaluationMetrics(MetricAccumulator):
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and store its predictions if a registered metric needs them.
 
-        Sets `outputs.loss` to the task's loss if the model returned none.
+        If the metrics read the loss and the model returned none, `outputs.loss` becomes the task's
+        loss.
 
         Raises:
             OptrunError: The task's loss is no single number.
         """
         has_loss = getattr(outputs, "loss", None) is not None
-        if self.running.reads_loss and self.loss is not None and not has_loss:
+        if self.running.reads_loss and not has_loss and self.loss is not None:
             outputs.loss = number_of(self.loss(outputs, batch), "the loss of the task")
         self.running.update(outputs, batch)
         if self.functions:
@@ -274,51 +279,53 @@ class EvaluationMetrics(MetricAccumulator):
         self.batch_predictions = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics over the whole set; a registered metric without any target is NaN.
+        """Compute the metrics over the whole set.
+
+        A registered metric is NaN if the set has no target.
 
         Raises:
-            OptrunError: A registered metric fails, or gives no number.
+            OptrunError: A registered metric fails, or returns no number.
         """
         values = self.running.compute() | dict.fromkeys(self.functions, math.nan)
         # An evaluation set without rows has no batch.
         if not self.functions or not self.batch_predictions:
             return values
-        predictions, labels = self._all()
+        predictions, labels = self._joined_predictions()
         if len(labels):
             for name, function in self.functions.items():
                 values[name] = function(predictions, labels, self.num_labels)
         return values
 
     def table(self) -> ClassTable | None:
-        """Return the running metrics' table, else one of the stored predictions, else None."""
-        counted = self.running.table()
-        if counted is not None or not self.labels or not self.batch_predictions:
-            return counted
-        return table_of_classes(self.labels, confusion(*self._all(), len(self.labels)))
+        """Return precision, recall and F1 by class; None without classes or predictions.
 
-    def _all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Join predictions and labels of all batches."""
-        predictions, labels = (
-            np.concatenate(side) for side in zip(*self.batch_predictions, strict=True)
-        )
-        return predictions, labels
+        The table of the running metrics if they have one, else that of the stored predictions.
+        """
+        running_table = self.running.table()
+        if running_table is not None or not self.labels or not self.batch_predictions:
+            return running_table
+        counts = confusion(*self._joined_predictions(), len(self.labels))
+        return table_of_classes(self.labels, counts)
+
+    def _joined_predictions(self) -> Labelled:
+        """Join the predictions of all batches, and their labels; shape (targets,) each."""
+        predictions, labels = zip(*self.batch_predictions, strict=True)
+        return np.concatenate(predictions), np.concatenate(labels)
 
 
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
     """Load the registered metrics of a task: those it always reports, then `task.metrics`.
 
     Raises:
-        ConfigError: No such metric, or one that is not for this task.
+        ConfigError: There is no metric of this name, or it is not for this task.
     """
     names = dict.fromkeys([*config.own_metrics, *config.metrics])
-    return {
-        row.name: _function(row)
-        for row in chosen_metrics(names, config.kind, of_numbers=config.of_numbers)
-    }
+    rows = chosen_metrics(names, config.kind, of_numbers=config.of_numbers)
+    return {row.name: _load_metric(row) for row in rows}
 
 
-def _function(row: registry.Choice) -> MetricFunction:
-    """Load a registered metric as a function with an error message that names it."""
+def _load_metric(row: registry.Choice) -> MetricFunction:
+    """Load a registered metric; what it raises becomes an OptrunError that names the metric."""
     function = row.load()
     wants_num_labels = row.schema.WANTS_NUM_LABELS
 
@@ -337,20 +344,20 @@ def _function(row: registry.Choice) -> MetricFunction:
 
 
 def number_of(value: Any, what: str) -> float:
-    """Convert the result of a metric or loss to a float; NaN is a number.
+    """Convert the result of a metric or loss to a float; NaN is accepted.
 
     Args:
         value: A number, or an array or tensor with one element.
         what: Names it in the message.
 
     Raises:
-        OptrunError: It is no number: a text, None, or an array with another number of elements.
+        OptrunError: It is a text, None, or an array with another number of elements.
     """
     try:
-        if isinstance(value, str | bytes):
+        if isinstance(value, str | bytes):  # float("3") would work
             raise TypeError
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         shape = getattr(value, "shape", None)
-        value_shown = f"an array of shape {tuple(shape)}" if shape else f"{value!r:.60}"
-        raise OptrunError(f"{what} gave {value_shown}: expected one number.") from error
+        description = f"an array of shape {tuple(shape)}" if shape else f"{value!r:.60}"
+        raise OptrunError(f"{what} gave {description}: expected one number.") from error

@@ -20,14 +20,16 @@ def continue_prompt(
     ends: Sequence[int] = (),
     seed: int | None = None,
 ) -> str:
-    """Continue a prompt; the model's mode and torch's random state are put back.
+    """Generate the continuation of a prompt.
+
+    The model's mode and torch's random state are restored.
 
     Args:
         model: In any mode.
         tokenizer: Its tokenizer.
         ids: Ids of the prompt, truncated on the left to the model's positions minus one; empty: one
             padding token.
-        tokens: Most new tokens; fewer if the model has no position left.
+        tokens: The largest number of new tokens; fewer if the model has no position left.
         ends: Ids of tokens that end the text; empty: those of the model's generation config.
         seed: Seed of the sampling, with temperature 0.7 and top-k 50; None: the most probable token
             each time.
@@ -35,23 +37,25 @@ def continue_prompt(
     Returns:
         The continuation without the prompt and without special tokens.
     """
-    training = model.training
-    device = next(model.parameters()).device
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if tokenizer.pad_token_id is not None:
-        padding = tokenizer.pad_token_id
-    else:
+    # 1. Fit the prompt and the new tokens into the model's positions.
+    padding = tokenizer.pad_token_id
+    if padding is None:
         padding = tokenizer.eos_token_id
-    ids = list(ids) or [padding or 0]
+    prompt = list(ids) or [padding or 0]
+    positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
-        ids = ids[-max(positions - 1, 1) :]
-        tokens = min(tokens, max(positions - len(ids), 1))
-    encoded = torch.tensor([ids], device=device)
+        prompt = prompt[-max(positions - 1, 1) :]
+        tokens = min(tokens, max(positions - len(prompt), 1))
+    # 2. Choose how tokens are picked, and where the text ends.
     options: dict[str, object] = {"do_sample": seed is not None}
     if seed is not None:
         options |= {"temperature": 0.7, "top_k": 50}
     if ends:
         options["eos_token_id"] = list(ends)
+    # 3. Generate.
+    device = next(model.parameters()).device
+    input_ids = torch.tensor([prompt], device=device)
+    was_training = model.training
     model.eval()
     try:
         with (
@@ -60,12 +64,12 @@ def continue_prompt(
         ):
             torch.manual_seed(seed or 0)
             generated = model.generate(  # type: ignore[operator,unused-ignore]
-                encoded,
-                attention_mask=torch.ones_like(encoded),
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=tokens,
                 pad_token_id=padding,
                 **options,
             )
     finally:
-        model.train(training)
-    return str(tokenizer.decode(generated[0, encoded.shape[1] :], skip_special_tokens=True))
+        model.train(was_training)
+    return str(tokenizer.decode(generated[0, len(prompt) :], skip_special_tokens=True))

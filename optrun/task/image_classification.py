@@ -41,7 +41,7 @@ class ImageClassification(Task):
 
     def inspect(self, source: Source, tokenizer: Any) -> None:
         """Read the labels of all splits, and set the image preparation to `task.image_size`."""
-        self.limits = []  # of texts
+        self.limits = []  # no text is truncated
         size = self.config.image_size
         self.prepare = tokenizer if size is None else tokenizer.resized(size)
         self.labels, self.numbers = row_classes(source)
@@ -58,9 +58,9 @@ class ImageClassification(Task):
         column = image_column(source, split)
         labels = self.numbers[split]
         indices = chosen(len(split.rows), limit, seed=seed)
-        return LabelledImages(
-            Images(split.take(indices), column), labels if indices is None else labels[indices]
-        )
+        if indices is not None:
+            labels = labels[indices]
+        return LabelledImages(Images(split.take(indices), column), labels)
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
         """Decode an image and prepare its pixels, in the loader's worker if there is one."""

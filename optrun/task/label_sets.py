@@ -1,4 +1,4 @@
-"""Any number of labels for an example: read from lists or from columns of 0 and 1, and judged."""
+"""Any number of labels for an example: lists, or columns of 0 and 1; and their metrics."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ _EXPECTED = (
     " a column of 0 and 1 for each label: data.label_columns=[a,b]."
 )
 _INDICATORS = ({"0", "1"}, {"0.0", "1.0"}, {"-1", "1"}, {"false", "true"}, {"no", "yes"})
-"""What lists hold that say of each label whether a row has it."""
+"""Values of multi-hot lists, which say for each label whether a row has it."""
 _YES = (True, 1, 1.0, "1", "1.0", "true", "True")
 _NO = (False, 0, 0.0, "0", "0.0", "false", "False")
 
 
 def label_columns(source: Source, split: Split) -> list[str]:
-    """List the label columns of a split: `data.label_columns`, else the single one.
+    """List the label columns of a split: `data.label_columns`, else the single label column.
+
+    The split remembers that they are read.
 
     Raises:
-        ConfigError: One is not there, or both keys are given.
+        ConfigError: A column is missing, or both keys are given.
     """
     columns = source.columns
     names = None if columns is None else columns.label_columns
@@ -63,10 +65,11 @@ def label_columns(source: Source, split: Split) -> list[str]:
 
 
 def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Return the labels, and 0 or 1 for each label of each row of every split.
+    """Read which labels each row of every split has.
 
     Returns:
-        Names by number; 0 or 1 by split, shape (rows, labels), float32.
+        The labels; and by split 1 where a row has the label, else 0, shape (rows, labels),
+        float32.
 
     Raises:
         ConfigError: A row that is no list of labels, or no 0 and 1; a label unseen in training;
@@ -74,30 +77,29 @@ def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """
     if source.columns is not None and source.columns.label_columns is not None:
         return _sets_of_columns(source)
-    lists = {
-        split: row_label_lists(split, label_column(source, split), _EXPECTED)
-        for split in source.splits
-    }
-    for split, row_lists in lists.items():
-        note_minus_one_labels(source, split, label_column(source, split), row_lists)
-    train = label_column(source, source.train)
-    _refuse_indicators(source.train, train, lists[source.train])
-    names = class_names(
-        source, train, {split: row_lists.names for split, row_lists in lists.items()}
-    )
+    lists: dict[Split, ColumnLabels] = {}
+    for split in source.splits:
+        column = label_column(source, split)
+        lists[split] = row_label_lists(split, column, _EXPECTED)
+        note_minus_one_labels(source, split, column, lists[split])
+    train_column = label_column(source, source.train)
+    _refuse_indicators(source.train, train_column, lists[source.train])
+    distinct = {split: row_lists.names for split, row_lists in lists.items()}
+    names = class_names(source, train_column, distinct)
     class_numbers = ClassNumbers(names, source)
-    return names, {
-        split: _indicators_of_lists(split, row_lists, class_numbers)
-        for split, row_lists in lists.items()
-    }
+    indicators = {}
+    for split, row_lists in lists.items():
+        indicators[split] = _indicators_of_lists(split, row_lists, class_numbers)
+    return names, indicators
 
 
 def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
-    """Refuse multi-hot lists, whose 0 and 1 would be read as the names of two labels.
+    """Refuse lists such as [0, 1, 1], whose 0 and 1 would be read as the names of two labels.
 
     Raises:
-        ConfigError: All lists have the same length of two or more, and hold only 0 and 1, or only
-            false and true.
+        ConfigError: All lists have the same length of two or more, and hold only 0 and 1, only
+            false
+            and true, or another of `_INDICATORS`.
     """
     assert lists.borders is not None
     lengths = set(np.diff(lists.borders).tolist())
@@ -116,57 +118,70 @@ def _indicators_of_lists(
     split: Split, lists: ColumnLabels, class_numbers: ClassNumbers
 ) -> np.ndarray:
     """Return 1 for each label of each row, else 0; shape (rows, labels), float32."""
-    assert lists.borders is not None
-    indicators = np.zeros((len(lists.borders) - 1, len(class_numbers.names)), dtype=np.float32)
-    rows = np.repeat(np.arange(len(indicators)), np.diff(lists.borders))
+    borders = lists.borders
+    assert borders is not None
+    indicators = np.zeros((len(borders) - 1, len(class_numbers.names)), dtype=np.float32)
+    # Row and class number of each label, over all rows one after another.
+    rows = np.repeat(np.arange(len(indicators)), np.diff(borders))
     columns = class_numbers.numbers_of_names(split, lists)[lists.indices]
     indicators[rows, columns] = 1
     return indicators
 
 
 def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
+    """Read label sets from the columns of `data.label_columns`, see `row_label_sets`.
+
+    The labels are the names of the columns. With the classes of a checkpoint or of a pretrained
+    head, a column is the class of its name; a class without a column is 0 in every row.
+
+    Raises:
+        ConfigError: Fewer than two columns, a column that is named twice, or that is no class of
+            the checkpoint; two columns of one class; a cell that is not 0 or 1.
+    """
     names = label_columns(source, source.train)
     if len(set(names)) < len(names) or len(names) < 2:
         raise ConfigError(
             f"data.label_columns={names}: expected two columns or more, each of them once."
         )
-    columns = dict(zip(names, names, strict=True))
+    column_of_class = {name: name for name in names}
     if source.classes is not None or source.head_classes is not None:
-        names = _classes_of_columns(source, names)
-        numbered = LabelTable(names)
-        columns = {names[numbered.class_number(column) or 0]: column for column in columns}
-    if len(columns) < len(set(label_columns(source, source.train))):
-        raise ConfigError(
-            f"data.label_columns={list(label_columns(source, source.train))}: two of them are the"
-            f" same class of the model: {', '.join(names)}. Leave one out."
-        )
+        classes = _classes_of_columns(source, names)
+        table = LabelTable(classes)
+        column_of_class = {classes[table.class_number(name) or 0]: name for name in names}
+        if len(column_of_class) < len(names):
+            raise ConfigError(
+                f"data.label_columns={names}: two of them are the same class of the model:"
+                f" {', '.join(classes)}. Leave one out."
+            )
+        names = classes
     indicators = {}
     for split in source.splits:
-        label_columns(source, split)
-        absent = np.zeros(len(split.rows), dtype=np.float32)
-        indicators[split] = np.stack(
-            [
-                _indicator_column(split, columns[name]) if name in columns else absent
-                for name in names
-            ],
-            axis=1,
-        )
+        label_columns(source, split)  # marks them as read, refuses a missing one
+        columns = []
+        for name in names:
+            if name in column_of_class:
+                columns.append(_indicator_column(split, column_of_class[name]))
+            else:
+                columns.append(np.zeros(len(split.rows), dtype=np.float32))
+        indicators[split] = np.stack(columns, axis=1)
     return names, indicators
 
 
 def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
-    """Return the classes of the checkpoint, or of the pretrained head if it has all columns.
+    """Return the classes of the checkpoint, else of the pretrained head if it has all columns.
+
+    The names of the columns if the head lacks one.
 
     Raises:
-        ConfigError: A column that is no class of the checkpoint.
+        ConfigError: A column is no class of the checkpoint.
     """
     if source.classes is None:
         return head_or_row_classes(source, "data.label_columns", names, source.head_classes or [])
-    numbered = LabelTable(source.classes)
-    if any(numbered.class_number(name) is None for name in names):
+    table = LabelTable(source.classes)
+    if any(table.class_number(name) is None for name in names):
         raise ConfigError(
-            f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}."
-            " Expected these."
+            f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}. Name"
+            " columns of these classes."
         )
     return source.classes
 
@@ -178,20 +193,18 @@ def _indicator_column(split: Split, name: str) -> np.ndarray:
         ConfigError: A row with another value, or without one.
     """
 
-    def find() -> dict[str, np.ndarray]:
-        has = np.zeros(len(split.rows), dtype=np.float32)
+    def read() -> dict[str, np.ndarray]:
+        has_label = np.zeros(len(split.rows), dtype=np.float32)
         for row, value in enumerate(require_values(split, name)):
             if isinstance(value, list | dict) or value not in (*_YES, *_NO):
                 raise ConfigError(
-                    f"data.label_columns: {split.where(row)} has {value!r} in column {name}; "
-                    "expected 1 where the row has this label, and 0 where it has not."
+                    f"data.label_columns: {split.where(row)} has {value!r} in column {name};"
+                    " expected 1 if the row has this label, else 0."
                 )
-            has[row] = value in _YES
-        return {"has": has}
+            has_label[row] = value in _YES
+        return {"has": has_label}
 
-    return cached_arrays("labels", digest_if_known("label-column-1", split.content, name), find)[
-        "has"
-    ]
+    return cached_arrays("labels", key_of("label-column-1", split.content, name), read)["has"]
 
 
 class LabelSetMetrics(SummedMetrics):
@@ -212,15 +225,15 @@ class LabelSetMetrics(SummedMetrics):
         self.labels = labels
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
-        """Count examples with all labels right, and right, predicted and true ones of each label.
+        """Count examples with all labels right, and count by label, shape (3, labels).
 
-        The latter have the shape (3, labels).
+        The three counts of a label are right, predicted and true ones.
         """
-        predicted = (outputs.logits > 0).long().cpu().numpy()
+        predicted = (outputs.logits > 0).long().cpu().numpy()  # a probability above one half
         actual = batch["labels"].long().cpu().numpy()
-        return int((predicted == actual).all(axis=1).sum()), np.stack(
-            [(predicted * actual).sum(0), predicted.sum(0), actual.sum(0)]
-        )
+        exact = int((predicted == actual).all(axis=1).sum())
+        right = predicted * actual
+        return exact, np.stack([right.sum(0), predicted.sum(0), actual.sum(0)])
 
     def table(self) -> ClassTable:
         """Return precision, recall and F1 by label."""
@@ -228,13 +241,12 @@ class LabelSetMetrics(SummedMetrics):
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all examples; loss and exact matches are NaN if there was none."""
-        loss, count, exact, _ = self.sums
-        table = self.table()
+        loss_sum, count, exact, _ = self.sums
         count = count or math.nan
-        macro = float(np.mean([row.f1 for row in table.rows]))
+        table = self.table()
         return {
-            "loss": loss / count,
+            "loss": loss_sum / count,
             "f1_micro": table.means[0].f1,
-            "f1_macro": macro,
+            "f1_macro": float(np.mean([row.f1 for row in table.rows])),
             "exact_match": exact / count,
         }

@@ -33,7 +33,7 @@ def is_missing(value: object) -> bool:
 
 
 def require_values(split: Split, name: str) -> Iterator[Any]:
-    """Yield the values of a column, and refuse one that is missing.
+    """Yield the values of a column; a missing one is an error.
 
     Raises:
         ConfigError: A row without a value; values of different kinds (not checked for a stream).
@@ -57,7 +57,9 @@ def declared_names(feature: object) -> list[str]:
 def _label_indices(
     split: Split, name: str, index_of: dict[str, int], expected: str | None = None
 ) -> Iterator[list[int]]:
-    """Yield the indices of each row's labels; a label's index is the order of its first appearance.
+    """Yield the indices of each row's labels.
+
+    The index of a label counts the labels that appear before it for the first time.
 
     Args:
         split: The rows.
@@ -71,13 +73,16 @@ def _label_indices(
             than `MOST_LABELS` labels in a stream.
     """
     declared = declared_names(split.rows.features[name])
-    streamed = isinstance(split.rows, StreamRows)
     for row, value in enumerate(require_values(split, name)):
-        if expected is not None and not isinstance(value, list | tuple | np.ndarray):
+        # 1. The labels of the row, as the column has them.
+        labels = value
+        if expected is None:
+            labels = [value]
+        elif not isinstance(value, list | tuple | np.ndarray):
             raise ConfigError(
                 f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
             )
-        labels = [value] if expected is None else value
+        # 2. Values that are no label.
         if any(isinstance(label, str) and not label.strip() for label in labels):
             raise ConfigError(
                 f"{split.where(row)} has an empty label in column {name}. Leave it out of the data;"
@@ -85,13 +90,14 @@ def _label_indices(
             )
         if declared and -1 in labels:
             raise _unlabelled_error(split, name, "-1", _count_of(split, name, -1))
+        # 3. Their names, and the indices of these.
         indices = []
         for label in labels:
             if not isinstance(label, str):  # a text is its own name
                 label = label_text(label, declared, name, split.where(row))
             indices.append(index_of.setdefault(label, len(index_of)))
         yield indices
-        if streamed and len(index_of) > MOST_LABELS:
+        if isinstance(split.rows, StreamRows) and len(index_of) > MOST_LABELS:
             raise ConfigError(
                 f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different"
                 " labels there: no classes. For numbers use task.problem_type=regression."
@@ -99,20 +105,20 @@ def _label_indices(
 
 
 def _cache_labels(
-    split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
+    split: Split, kind: str, name: str, read: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Compute the arrays of a label column once, and map them from the cache.
+    """Compute the arrays of a label column once, and map them from the cache later.
 
     Args:
-        split: The rows; of rows without a known content nothing is cached.
+        split: The rows; nothing is cached if their content is not known.
         kind: What the arrays are, for the cache key.
         name: The column; the class names that it declares are part of the cache key.
-        find: Computes the arrays. If it raises, nothing is cached.
+        read: Computes the arrays. If it raises, nothing is cached.
     """
     rows = split.rows
     content = rows.fingerprint() if isinstance(rows, StreamRows) else split.content
     declared = declared_names(rows.features[name])
-    return cached_arrays("labels", digest_if_known(kind, content, name, *declared), find)
+    return cached_arrays("labels", key_of(kind, content, name, *declared), read)
 
 
 class ColumnLabels(NamedTuple):
@@ -138,18 +144,17 @@ class ColumnLabels(NamedTuple):
 
 
 def row_labels(split: Split, name: str) -> ColumnLabels:
-    """Find the label of each row; cached, with a few rows in memory at a time.
+    """Read the label of each row; cached. Rows are read one after another.
 
     Raises:
         ConfigError: A row without a label, or with a list; a mark of unlabelled rows such as -100;
             NA among numbers.
     """
 
-    def find() -> dict[str, np.ndarray]:
+    def read() -> dict[str, np.ndarray]:
         index_of: dict[str, int] = {}
-        indices = np.fromiter(
-            chain.from_iterable(_label_indices(split, name, index_of)), np.int32, len(split.rows)
-        )
+        one_index_each = chain.from_iterable(_label_indices(split, name, index_of))
+        indices = np.fromiter(one_index_each, np.int32, len(split.rows))
         if not declared_names(split.rows.features[name]):
             labels = ColumnLabels(list(index_of), indices)
             _refuse_unlabelled(split, name, labels)
@@ -157,12 +162,12 @@ def row_labels(split: Split, name: str) -> ColumnLabels:
                 _refuse_missing(split, name, labels)
         return {"names": texts_to_array(index_of), "indices": indices}
 
-    arrays = _cache_labels(split, "labels-3", name, find)
+    arrays = _cache_labels(split, "labels-3", name, read)
     return ColumnLabels(array_to_texts(arrays["names"]), arrays["indices"])
 
 
 def row_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
-    """Find the labels of rows with lists of labels; cached.
+    """Read the labels of rows with lists of labels; cached.
 
     Args:
         split: The rows.
@@ -174,9 +179,9 @@ def row_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
             of unlabelled rows such as -100.
     """
 
-    def find() -> dict[str, np.ndarray]:
+    def read() -> dict[str, np.ndarray]:
         index_of: dict[str, int] = {}
-        joined = array("i")
+        joined = array("i")  # the indices of all rows, one row after another
         borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
         for row, row_indices in enumerate(_label_indices(split, name, index_of, expected)):
             joined.extend(row_indices)
@@ -186,7 +191,7 @@ def row_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
             _refuse_unlabelled(split, name, ColumnLabels(list(index_of), indices))
         return {"names": texts_to_array(index_of), "indices": indices, "borders": borders}
 
-    arrays = _cache_labels(split, "label-lists-3", name, find)
+    arrays = _cache_labels(split, "label-lists-3", name, read)
     return ColumnLabels(array_to_texts(arrays["names"]), arrays["indices"], arrays["borders"])
 
 
@@ -201,43 +206,43 @@ def _refuse_missing(split: Split, name: str, labels: ColumnLabels) -> None:
     if missing and others and all(_parse_number(label) is not None for label in others):
         row = labels.first_row_of(labels.names.index(missing[0]))
         raise ConfigError(
-            f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
-            "a row without a label? Leave such rows out, or give them a number of their own."
+            f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers:"
+            " a row without a label? Leave such rows out, or give them a number of their own."
         )
 
 
 def _refuse_unlabelled(split: Split, name: str, labels: ColumnLabels) -> None:
     """Refuse the usual marks of unlabelled rows: -100, -1 and "-".
 
-    -100 always means "no label"; -1 only beside 0, 1, 2 and no other negative number; "-" only
-    beside two or more other labels.
+    -100 always means "no label". -1 does if it is the only negative number beside 0, 1 and 2; "-"
+    does beside two or more other labels.
 
     Raises:
-        ConfigError: With the label and how often it appears.
+        ConfigError: With the mark and how often it appears.
     """
     numbers = {label: _parse_number(label) for label in labels.names}
-    values = set(numbers.values())
     negative = [label for label, number in numbers.items() if number is not None and number < 0]
-    unlabelled = [label for label in labels.names if numbers[label] == -100]
-    if [numbers[label] for label in negative] == [-1.0] and {0.0, 1.0, 2.0} <= values:
-        unlabelled += negative
+    marks = [label for label in labels.names if numbers[label] == -100]
+    is_minus_one_alone = [numbers[label] for label in negative] == [-1.0]
+    if is_minus_one_alone and {0.0, 1.0, 2.0} <= set(numbers.values()):
+        marks += negative
     if "-" in labels.names and len(labels.names) > 2:
-        unlabelled.append("-")
-    if unlabelled:
-        raise _unlabelled_error(split, name, unlabelled[0], labels.count_of(unlabelled[0]))
+        marks.append("-")
+    if marks:
+        raise _unlabelled_error(split, name, marks[0], labels.count_of(marks[0]))
 
 
 def _unlabelled_error(split: Split, name: str, label: str, count: int) -> ConfigError:
-    """Build the error for marks of unlabelled rows."""
+    """Build the error for rows whose label is a mark such as -100."""
     return ConfigError(
-        f"{split.key}: {count:,} labels in column {name} are {label!r}, which says that there is no"
-        " label, and would be a class of their own. Leave these out of the data; if it is a class,"
-        " give it a name."
+        f"{split.key}: {count:,} labels in column {name} are {label!r}, which usually means that"
+        " there is no label, and would be a class of their own. Leave these rows out of the data;"
+        " if it is a class, give it a name."
     )
 
 
 def _count_of(split: Split, name: str, number: int) -> int:
-    """Count how often a number stands in a column, or in its lists."""
+    """Count how often a number appears in a column, or in its lists."""
     cells = (cell if isinstance(cell, list) else [cell] for cell in values(split, name))
     return sum(cell.count(number) for cell in cells)
 
@@ -248,7 +253,7 @@ def note_minus_one_labels(source: Source, split: Split, name: str, labels: Colum
     Such a -1 may be a class, such as a negative sentiment, or mean that the row has no label.
 
     Args:
-        source: Its `notes` are changed.
+        source: Its `notes` get the note.
         split: The rows.
         name: The column.
         labels: The labels of the column.
@@ -264,13 +269,15 @@ def note_minus_one_labels(source: Source, split: Split, name: str, labels: Colum
 
 
 def label_text(value: object, declared: Sequence[str], name: str, where: str) -> str:
-    """Name a label as text; 1.0 is `1`, a class number is its declared name.
+    """Convert a label to text.
+
+    1.0 becomes `1`; a class number of a `ClassLabel` becomes the name that it declares.
 
     Args:
         value: The label.
         declared: Names of the classes of the column; empty: it declares none.
         name: The column.
-        where: What has it, for the message.
+        where: What has it, for the message, such as `row 3 of data.train`.
 
     Raises:
         ConfigError: It is missing, is no class of a `ClassLabel`, or is a list, mapping or bytes.
@@ -298,15 +305,18 @@ def label_text(value: object, declared: Sequence[str], name: str, where: str) ->
 def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
     """List the classes of a label column, in the order of their numbers.
 
-    They are those of the checkpoint that is evaluated or resumed, else of the pretrained head if
-    it has all labels of the rows, else those of a `ClassLabel` feature in its own order, else the
-    labels of the rows: all numbers in numeric order, or in alphabetical order.
+    The first of these that exists:
+
+    1. the classes of the checkpoint that is evaluated or resumed;
+    2. those of the pretrained head, if it has all labels of the rows;
+    3. those of a `ClassLabel` feature, in its order;
+    4. the labels of the rows, in numeric order if all are numbers, else in alphabetical order.
 
     Args:
         source: Its training split has the classes; its `notes` are changed.
         name: The label column.
-        labels: By split. Those of evaluation rows that were cut off from the training rows count,
-            too: they alone may have a rare label.
+        labels: The labels by split. Those of evaluation rows that were cut off from the training
+            rows count, too: only they may have a rare label.
 
     Raises:
         ConfigError: Fewer than two classes, or fractions.
@@ -324,19 +334,25 @@ def head_or_row_classes(
 ) -> list[str]:
     """Return the classes of a pretrained head if it has all labels of the rows, else the rows'.
 
-    name: What has the labels, for the note.
+    Labels are matched as `LabelTable` does. A note says what differs from the head, if anything.
 
-    A note in `source.notes` says which, unless the names are the same.
+    Args:
+        source: Its `notes` are changed.
+        name: What has the labels, for the note, such as `column label`.
+        names: The labels of the rows.
+        head_classes: Classes of the head by number.
     """
     table = LabelTable(head_classes)
     numbers = {label: table.class_number(label) for label in names}
+    # 1. The head lacks a label: it is redrawn for the classes of the rows.
     new_labels = [label for label, number in numbers.items() if number is None]
     if new_labels:
         source.notes.append(
-            f"the model's head tells {first_names(head_classes, MAX_SHOWN)} apart, and {name} has"
-            f" {first_names(new_labels, MAX_SHOWN)}: the head is new"
+            f"the model's head has the classes {first_names(head_classes, MAX_SHOWN)}, and {name}"
+            f" has {first_names(new_labels, MAX_SHOWN)}: the head is new"
         )
         return list(names)
+    # 2. The head has them all, perhaps by other names, and perhaps more.
     renamed = [
         f"{label} is {head_classes[number]}"
         for label, number in numbers.items()
@@ -355,7 +371,7 @@ def head_or_row_classes(
 
 
 def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
-    """List the labels of the rows in the order of `class_names`.
+    """List the classes that a `ClassLabel` declares, else the labels of the rows, sorted.
 
     Raises:
         ConfigError: No label, fractions, or a single label without a pretrained head.
@@ -365,17 +381,17 @@ def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[
         splits = source.splits if source.cut_from_train else [source.train]
         distinct = set[str]().union(*(labels[split] for split in splits))
         names = _sort_labels(distinct, name, source.train.key)
-    if len(names) < 2 and (source.head_classes is None or not names):
-        only = f"one label only ({names[0]})" if names else "no label"
-        raise ConfigError(
-            f"data.label_column={name}: {source.train.key} has {only}. A classifier needs two or"
-            " more."
-        )
-    return names
+    if len(names) >= 2 or (names and source.head_classes is not None):
+        return names
+    only = f"one label only ({names[0]})" if names else "no label"
+    raise ConfigError(
+        f"data.label_column={name}: {source.train.key} has {only}. A classifier needs two or more."
+        " data.label_column=NAME names another column."
+    )
 
 
 def _sort_labels(labels: Iterable[str], name: str, key: str) -> list[str]:
-    """Sort labels as numbers if all of them are, else alphabetically.
+    """Sort labels in numeric order if all of them are numbers, else in alphabetical order.
 
     Raises:
         ConfigError: All are numbers, and some are fractions.
@@ -393,7 +409,7 @@ def _sort_labels(labels: Iterable[str], name: str, key: str) -> list[str]:
 
 
 def _parse_number(label: str) -> float | None:
-    """Read a label as a finite number; None: it is none."""
+    """Read a label as a finite number; None if it is none."""
     try:
         value = float(label)
     except ValueError:
@@ -406,14 +422,17 @@ def _parse_number(label: str) -> float | None:
 _BY_NUMBER = re.compile(r"(?:LABEL_)?(\d+)")
 
 
-def _values_of(names: Sequence[str]) -> dict[float, int]:
-    """Map the numbers that names of classes say to the numbers of the classes.
+def _class_number_by_value(names: Sequence[str]) -> dict[float, int]:
+    """Map the numbers in the names of classes to the numbers of the classes.
 
-    Either names are numbers, or they count from 0 or 1, as "1 star" does. Otherwise empty.
+    For names that are numbers; or for names that each contain one number, if these count from 0
+    or 1, as "1 star", "2 stars" do. Otherwise empty.
 
     Example:
-        >>> _values_of(["10", "2"]), _values_of(["1 star", "2 stars"]), _values_of(["no", "yes"])
-        ({10.0: 0, 2.0: 1}, {1.0: 0, 2.0: 1}, {})
+        >>> _class_number_by_value(["10", "2"])
+        {10.0: 0, 2.0: 1}
+        >>> _class_number_by_value(["1 star", "2 stars"]), _class_number_by_value(["no", "yes"])
+        ({1.0: 0, 2.0: 1}, {})
     """
     values = {}
     for number, name in enumerate(names):
@@ -422,13 +441,15 @@ def _values_of(names: Sequence[str]) -> dict[float, int]:
             values[value] = number
     if values:
         return values
-    inside = [re.findall(r"\d+", name) for name in names]
-    distinct = {int(numbers[0]): number for number, numbers in enumerate(inside) if numbers}
+    for number, name in enumerate(names):
+        digits = re.findall(r"\d+", name)
+        if len(digits) != 1:
+            return {}
+        values[float(digits[0])] = number
     count = len(names)
-    counts = sorted(distinct) in (list(range(count)), list(range(1, count + 1)))
-    if not counts or any(len(numbers) > 1 for numbers in inside):
-        return {}
-    return {float(value): number for value, number in distinct.items()}
+    if sorted(values) in (list(range(count)), list(range(1, count + 1))):
+        return values
+    return {}
 
 
 class LabelTable:
@@ -458,19 +479,19 @@ class LabelTable:
         self._folded = {
             name: number for number, name in enumerate(folded) if folded.count(name) == 1
         }
-        self._values = _values_of(names)
+        self._by_value = _class_number_by_value(names)
         self._count = len(names)
 
     def class_number(self, label: str) -> int | None:
-        """Return the number of a label; None: it is no class."""
+        """Return the number of a label, see `LabelTable`; None: it is no class."""
         if label in self._exact:
             return self._exact[label]
-        folded = self._folded.get(label.strip().casefold())
-        if folded is not None:
-            return folded
+        folded = label.strip().casefold()
+        if folded in self._folded:
+            return self._folded[folded]
         value = _parse_number(label)
-        if self._values and value is not None:
-            return self._values.get(value)
+        if self._by_value and value is not None:
+            return self._by_value.get(value)
         position = _BY_NUMBER.fullmatch(label.strip())
         if position is not None and int(position[1]) < self._count:
             return int(position[1])
@@ -498,7 +519,10 @@ class ClassNumbers:
         self._by_value.pop(None, None)
 
     def _class_number(self, label: str) -> int | None:
-        """Return the class number of a label; None: it is no class."""
+        """Return the class number of a label; None: it is no class.
+
+        By `LabelTable` if the classes are those of a trained model; else by name, then as a number.
+        """
         if self._table is not None:
             return self._table.class_number(label)
         if label in self._number:
@@ -513,12 +537,12 @@ class ClassNumbers:
             labels: The labels of the column.
 
         Returns:
-            Shape (names,), int64, in the order of `labels.names`.
+            Shape (distinct labels,), int64, in the order of `labels.names`.
 
         Raises:
             ConfigError: A label is no class; with the first row that has it.
         """
-        numbers = np.empty(len(labels.names), dtype=np.int64)
+        numbers = []
         for index, label in enumerate(labels.names):
             number = self._class_number(label)
             if number is None:
@@ -529,8 +553,8 @@ class ClassNumbers:
                     f"{where} has the label {label!r}, which {self._origin} does not have. Labels:"
                     f" {first_names(self.names, MAX_SHOWN)}.{hint}"
                 )
-            numbers[index] = number
-        return numbers
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int64)
 
 
 def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
@@ -546,52 +570,51 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
-    columns = {split: label_column(source, split) for split in source.splits}
-    labels = {split: row_labels(split, column) for split, column in columns.items()}
-    names_by_split = {split: split_labels.names for split, split_labels in labels.items()}
-    names = class_names(source, label_column(source, source.train), names_by_split)
+    labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
+    distinct = {split: column_labels.names for split, column_labels in labels.items()}
+    names = class_names(source, label_column(source, source.train), distinct)
     class_numbers = ClassNumbers(names, source)
     numbers = {}
-    for split, split_labels in labels.items():
-        note_minus_one_labels(source, split, columns[split], split_labels)
-        number_of_name = class_numbers.numbers_of_names(split, split_labels)
+    for split, column_labels in labels.items():
+        note_minus_one_labels(source, split, label_column(source, split), column_labels)
+        number_of_name = class_numbers.numbers_of_names(split, column_labels)
         if isinstance(split.rows, StreamRows):  # half of the memory, for very many rows
             number_of_name = number_of_name.astype(np.int32)
-        numbers[split] = number_of_name[split_labels.indices]
+        numbers[split] = number_of_name[column_labels.indices]
     return names, numbers
 
 
 def finite_numbers(split: Split, name: str) -> np.ndarray:
-    """Read a column of numbers; cached.
+    """Read a column of numbers, refusing the first value that is none; cached.
 
     Returns:
         Shape (rows,), float32.
 
     Raises:
-        ConfigError: The first row without a finite number (true and false are none), or with one
-            beyond float32.
+        ConfigError: A row without a value, or whose value is no finite number in the range of
+            float32. True and false are no numbers here.
     """
 
-    def find() -> dict[str, np.ndarray]:
+    def read() -> dict[str, np.ndarray]:
         parsed = np.empty(len(split.rows), dtype=np.float32)
         for row, value in enumerate(require_values(split, name)):
             try:
                 number = math.nan if isinstance(value, bool) else float(value)
             except (TypeError, ValueError, OverflowError):
                 number = math.nan
-            if not abs(number) <= _LARGEST:  # NaN too
+            if not abs(number) <= _LARGEST:  # also true of NaN
                 raise ConfigError(
-                    f"{split.where(row)} has {value!r:.60} in column {name}: "
-                    "a task of numbers (regression, scores) expects finite numbers."
+                    f"{split.where(row)} has {value!r:.60} in column {name}:"
+                    " a task of numbers (regression, scores) expects finite numbers."
                 )
             parsed[row] = number
         return {"numbers": parsed}
 
-    return _cache_labels(split, "numbers-1", name, find)["numbers"]
+    return _cache_labels(split, "numbers-1", name, read)["numbers"]
 
 
 def note_minus_100(source: Source, split: Split, numbers: np.ndarray) -> None:
-    """Note how many numbers to learn are -100, which elsewhere says that there is no label."""
+    """Note how many numbers to learn are -100, the usual mark of rows without a label."""
     count = int(np.sum(numbers == -100))
     if count:
         source.notes.append(
@@ -601,7 +624,7 @@ def note_minus_100(source: Source, split: Split, numbers: np.ndarray) -> None:
 
 
 def label_config(names: Iterable[str]) -> dict[str, object]:
-    """Return `id2label` and `label2id` for a transformers configuration."""
+    """Return `num_labels`, `id2label` and `label2id` for a transformers configuration."""
     names_by_number = list(names)
     return {
         "num_labels": len(names_by_number),

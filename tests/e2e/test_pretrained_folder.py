@@ -198,7 +198,7 @@ def test_other_classes_make_a_new_head(capsys: pytest.CaptureFixture[str]) -> No
     labelled(classifier(), lambda label: ["sport", "politics", "weather"][label])
     train("task=sequence_classification", "data.eval=rows.jsonl")
     said = " ".join(capsys.readouterr().out.split())
-    assert "the model's head tells entailment, neutral, contradiction apart" in said
+    assert "the model's head has the classes entailment, neutral, contradiction" in said
     assert "classifier.weight" in said
     after = transformers.AutoModelForSequenceClassification.from_pretrained("run/model")
     assert list(after.config.id2label.values()) == ["politics", "sport", "weather"]
@@ -259,7 +259,9 @@ def test_columns_of_labels_are_those_of_the_head(
     train("task=sequence_classification", several, column_names, "data.eval=rows.jsonl")
     said = " ".join(capsys.readouterr().out.split())
     if columns[0] == "x":
-        assert "the model's head tells bad, rude, kind apart, and data.label_columns has x" in said
+        assert (
+            "the model's head has the classes bad, rude, kind, and data.label_columns has x" in said
+        )
     else:
         files_agree()
         head_is_kept()
