@@ -148,5 +148,5 @@ def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
     task = task_class(config)
     if not isinstance(source, MixedSource):
         return task.vocabulary(source)
-    rounds = zip_longest(*map(task.vocabulary, source.parts.values()))
+    rounds = zip_longest(*map(task.vocabulary, source.sources.values()))
     return (text for text in chain.from_iterable(rounds) if text is not None)

@@ -124,15 +124,15 @@ class ChatEncoder:
             try:
                 if not config.assistant_only_loss:
                     text = template.text(row.turns, row.tools)
-                elif row.last_alone:
+                elif row.only_last_trained:
                     text, answers = template.find_last_answer(row.turns, row.tools)
                     spans.append(answers)
                 else:
                     text, answers = template.find_answers(row.turns, row.tools)
                     spans.append(answers)
                 texts.append(text)
-                if row.given is not None and config.completion_only_loss is not False:
-                    prompt = row.turns[: row.given]
+                if row.prompt_turns is not None and config.completion_only_loss is not False:
+                    prompt = row.turns[: row.prompt_turns]
                     prompts.append(template.text(prompt, row.tools, generation_prompt=True))
             except TemplateFailed as error:
                 raise unwritable_row_error(template, self.split, row, error) from error

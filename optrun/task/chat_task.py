@@ -118,7 +118,7 @@ class ChatTask(Task):
             encoder,
             encoder.key(),
             longest=self.max_length,
-            content=key_of(split.content, *rows_key),
+            content=digest_if_known(split.content, *rows_key),
             ids_below=largest_id_plus_one(tokenizer),
         )
 

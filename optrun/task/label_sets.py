@@ -204,7 +204,9 @@ def _indicator_column(split: Split, name: str) -> np.ndarray:
             has_label[row] = value in _YES
         return {"has": has_label}
 
-    return cached_arrays("labels", key_of("label-column-1", split.content, name), read)["has"]
+    return cached_arrays("labels", digest_if_known("label-column-1", split.content, name), read)[
+        "has"
+    ]
 
 
 class LabelSetMetrics(SummedMetrics):

@@ -118,7 +118,7 @@ def _cache_labels(
     rows = split.rows
     content = rows.fingerprint() if isinstance(rows, StreamRows) else split.content
     declared = declared_names(rows.features[name])
-    return cached_arrays("labels", key_of(kind, content, name, *declared), read)
+    return cached_arrays("labels", digest_if_known(kind, content, name, *declared), read)
 
 
 class ColumnLabels(NamedTuple):

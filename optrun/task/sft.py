@@ -356,7 +356,7 @@ class Sft(ChatTask):
             return ids, row.prompt
         assert self.template is not None
         try:
-            text = self.template.text(row.until_answer(), row.tools, generation_prompt=True)
+            text = self.template.text(row.turns_before_answer(), row.tools, generation_prompt=True)
         except TemplateFailed as error:
             raise unwritable_row_error(self.template, split, row, error) from error
         (ids,) = encode_to_inputs(tokenizer, [text], None, add_special_tokens=False)["input_ids"]

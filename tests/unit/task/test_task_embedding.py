@@ -234,7 +234,12 @@ def test_columns_by_their_names(
             {"loss": "cosent"},
             ["row 1 has 'a' in column score"],
         ),
-        ({**SCORED, "negative": TRIPLETS["negative"]}, {}, {"loss": "cosent"}, ["rows without negatives"]),
+        (
+            {**SCORED, "negative": TRIPLETS["negative"]},
+            {},
+            {"loss": "cosent"},
+            ["rows without negatives"],
+        ),
         (
             {k: TRIPLETS[k] for k in ("anchor", "positive")},
             {},
