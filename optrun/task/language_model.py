@@ -50,47 +50,44 @@ class LanguageModel(Task):
     ) -> ExampleSource:
         """Read examples with `input_ids` alone: blocks, or one text each.
 
-        Empty texts are left out, and without packing texts too short to predict a token, with a
-        note. The last, shorter block of the training split is lost; evaluation keeps it.
+        Empty texts are left out; without packing also texts too short to predict a token, with a
+        note. The last, shorter block is dropped in training; evaluation reads it.
 
         Raises:
             ConfigError: A split with rows but without a token to predict.
         """
         column = text_column(source, split)
-        length = self.max_length
         packing = self.config.packing
         encoder, key = self._encoder(tokenizer)
         if isinstance(split.rows, StreamRows):
-            if self.document_end_id is not None:
-                filler = self.document_end_id
-            else:
+            filler = self.document_end_id
+            if filler is None:
                 filler = int(tokenizer.pad_token_id or 0)
             return self._streamed(split.rows.select_columns([column]), column, encoder, key, filler)
 
         def rows() -> Iterator[str]:
             return (text for text in texts(split, column) if text)
 
-        content_key = digest_if_known(split.content, "language", column)
-        size = largest_id_plus_one(tokenizer)
         encoded = encode(
             rows,
             encoder,
             key,
-            longest=None if packing else length,
-            content=content_key,
-            ids_below=size,
+            longest=None if packing else self.max_length,
+            content=digest_if_known(split.content, "language", column),
+            ids_below=largest_id_plus_one(tokenizer),
         )
         examples: Examples | Selected = encoded
         if packing and len(encoded):
-            examples = packed(encoded, length, keep_rest=split is not source.train)
+            examples = packed(encoded, self.max_length, keep_rest=split is not source.train)
         else:
-            least = (
-                2 if self.document_end_id is not None else 1 + tokenizer.num_special_tokens_to_add()
-            )
-            long = np.flatnonzero(encoded.lengths >= least)
-            short = len(encoded) - len(long)
+            # A token, and the end of the document or the special tokens around a text.
+            least = 2
+            if self.document_end_id is None:
+                least = 1 + tokenizer.num_special_tokens_to_add()
+            long_enough = np.flatnonzero(encoded.lengths >= least)
+            short = len(encoded) - len(long_enough)
             if short:
-                examples = Selected(encoded, long)
+                examples = Selected(encoded, long_enough)
                 source.notes.append(
                     f"{split.key}: {short} rows left out: too short to predict a token of them"
                 )
@@ -105,37 +102,40 @@ class LanguageModel(Task):
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return an encoder of texts to `input_ids`, and a digest of its settings.
 
-        Begin and end tokens that a text has already are not doubled. A truncated text has no end
-        token: it is not the end.
+        Begin and end tokens that a text has already are not added twice. A truncated text gets no
+        end token, since it does not end there.
         """
         end_id = self.document_end_id
         longest = None if self.config.packing else self.max_length
-        special = end_id is None  # the tokenizer itself puts ids around a text
         before, after = ids_around_text(tokenizer)
         if end_id is not None:
             after = [end_id]
-        start, end = ([], []) if special else (before, after)
-        begin = added_begin_token(tokenizer)
-        last = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
+        begin_token = added_begin_token(tokenizer)
+        end_token = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
+        # Either the tokenizer adds the ids around a text, or `encode_texts` does.
+        adds_special = end_id is None
+        start, end = ([], []) if adds_special else (before, after)
 
         def encode_texts(rows: list[str], cut: bool) -> dict[str, list[Any]]:
-            batch = [_without_ends(text, begin, last) for text in rows]
+            batch = [_without_ends(text, begin_token, end_token) for text in rows]
             if longest is None:
-                return {
-                    "input_ids": _whole_rows(batch, tokenizer, (before, after), special=special)
-                }
-            room = longest - len(start) if cut else None
+                ids = _whole_rows(batch, tokenizer, (before, after), adds_special=adds_special)
+                return {"input_ids": ids}
             encoding = tokenize_rows(
-                tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False
+                tokenizer,
+                batch,
+                longest - len(start) if cut else None,
+                add_special_tokens=adds_special,
+                return_token_type_ids=False,
             )
             with_start = (start + row for row in encoding["input_ids"])
-            # A text that was cut has no end to learn.
+            # A row of `longest` tokens was cut, so that the text does not end there.
             return {"input_ids": [row + end if len(row) < longest else row for row in with_start]}
 
         key = digest(
             tokenizer_key(tokenizer),
             "language-3",
-            str(special),
+            str(adds_special),
             str(longest),
             str(start),
             str(end_id),
@@ -152,31 +152,37 @@ class LanguageModel(Task):
             column: The text column.
             encoder: Encodes texts to `input_ids`.
             key: Digest of its settings.
-            filler: Id that fills the rest of a block, and an empty text.
+            filler: Id that fills the rest of a block, and stands for an empty text.
         """
 
-        def block(rows: list[Row]) -> dict[str, list[Any]]:
-            row_texts = list(filter(None, (cell_text(row, column) for row in rows)))
-            if row_texts:
-                return {"input_ids": list(encoder(row_texts, True)["input_ids"])}
+        def encode_for_blocks(rows: list[Row]) -> dict[str, list[Any]]:
+            row_texts = [cell_text(row, column) for row in rows]
+            not_empty = [text for text in row_texts if text]
+            if not_empty:
+                return {"input_ids": list(encoder(not_empty, True)["input_ids"])}
             return {}
 
-        def example(row: Row) -> PlainDict:
+        def encode_example(row: Row) -> PlainDict:
             (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
             return {"input_ids": np.asarray(ids if len(ids) else [filler], dtype=np.int64)}
 
         if not self.config.packing:
-            return StreamedRows(rows, example, key)
-        blocks = StreamedBlocks(rows, block, self.max_length, key, {"input_ids": filler})
+            return StreamedRows(rows, encode_example, key)
+        blocks = StreamedBlocks(
+            rows, encode_for_blocks, self.max_length, key, {"input_ids": filler}
+        )
         self.notes += blocks.notes
         return blocks
 
 
 def _without_ends(text: str, begin: str, end: str) -> str:
-    """Remove a begin and an end token from a text, as the encoder adds them; "" is none."""
-    if end:
-        return text.removeprefix(begin).removesuffix(end)
-    return text.removeprefix(begin)
+    """Remove one begin and one end token from a text, if they are there; "" removes nothing.
+
+    Example:
+        >>> _without_ends("<s>a b</s>", "<s>", "</s>"), _without_ends("a b", "<s>", "")
+        ('a b', 'a b')
+    """
+    return text.removeprefix(begin).removesuffix(end)
 
 
 def _whole_rows(
@@ -184,7 +190,7 @@ def _whole_rows(
     tokenizer: PreTrainedTokenizerBase,
     around: tuple[list[int], list[int]],
     *,
-    special: bool,
+    adds_special: bool,
 ) -> list[Any]:
     """Encode texts without truncation: very long ones in parts, the others in one batch.
 
@@ -192,18 +198,19 @@ def _whole_rows(
         texts: Of any length.
         tokenizer: Of the model.
         around: Ids before and after each text.
-        special: Whether the tokenizer adds these ids itself.
+        adds_special: Whether the tokenizer adds these ids itself, except to very long texts.
     """
     before, after = around
-    short = [text for text in texts if not is_long(text)]
-    encoded = iter(encode_uncut(short, tokenizer, special=special))
+    short_texts = [text for text in texts if not is_long(text)]
+    short_rows = iter(encode_uncut(short_texts, tokenizer, special=adds_special))
     rows: list[Any] = []
     for text in texts:
         if is_long(text):
-            ends = [np.array(around_ids, dtype=np.int32) for around_ids in (before, after)]
-            rows.append(np.concatenate([ends[0], encode_long(text, tokenizer), ends[1]]))
-        elif special:
-            rows.append(next(encoded))
+            begin = np.array(before, dtype=np.int32)
+            end = np.array(after, dtype=np.int32)
+            rows.append(np.concatenate([begin, encode_long(text, tokenizer), end]))
+        elif adds_special:
+            rows.append(next(short_rows))
         else:
-            rows.append([*before, *next(encoded), *after])
+            rows.append([*before, *next(short_rows), *after])
     return rows

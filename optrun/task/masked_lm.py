@@ -29,7 +29,7 @@ class MaskedLm(LanguageModel):
     chunks_loss = True
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
-        """Set the mask id, the special ids, and the ids that may replace a chosen token.
+        """Set `mask`, the mask id; `special` and `ordinary` ids; and the `probability` of masking.
 
         Raises:
             ConfigError: The tokenizer has no mask token.
@@ -47,22 +47,21 @@ class MaskedLm(LanguageModel):
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
         """Choose tokens to predict: 80 % become the mask, 10 % a random token, 10 % stay.
 
-        Each token that is not special is chosen with `task.mlm_probability`; if none is, one random
-        token. Only special tokens: nothing is chosen. `labels` has the ids of the chosen tokens,
-        else `IGNORED`.
+        A token that is not special is chosen with probability `task.mlm_probability`. If none is,
+        one random token is chosen, unless all are special. `labels` has the ids of the chosen
+        tokens, and `IGNORED` elsewhere.
         """
         ids = example["input_ids"].copy()
         labels = np.full_like(ids, IGNORED)
-        free = np.flatnonzero(~np.isin(ids, self.special))
-        if len(free):
-            chosen = free[randomness.random(len(free)) < self.probability]
+        candidates = np.flatnonzero(~np.isin(ids, self.special))
+        if len(candidates):
+            chosen = candidates[randomness.random(len(candidates)) < self.probability]
             if len(chosen) == 0:
-                chosen = free[[randomness.integers(len(free))]]
+                chosen = candidates[[randomness.integers(len(candidates))]]
             labels[chosen] = ids[chosen]
-            fate = randomness.random(len(chosen))
-            ids[chosen[fate < 0.8]] = self.mask
-            replaced = chosen[(fate >= 0.8) & (fate < 0.9)]
-            ids[replaced] = self.ordinary[
-                randomness.integers(len(self.ordinary), size=len(replaced))
-            ]
+            draw = randomness.random(len(chosen))
+            ids[chosen[draw < 0.8]] = self.mask
+            replaced = chosen[(draw >= 0.8) & (draw < 0.9)]
+            indices = randomness.integers(len(self.ordinary), size=len(replaced))
+            ids[replaced] = self.ordinary[indices]
         return {"input_ids": ids, "labels": labels}

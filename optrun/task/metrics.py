@@ -1,6 +1,4 @@
-"""The numbers that judge a model.
-
-A few formulas, right against scikit-learn and scipy in the tests.
+"""Metrics of classification and regression; the tests compare them with scikit-learn and scipy.
 
 All take NumPy arrays of shape (n,) with n of 1 or more, and return Python floats.
 """
@@ -18,54 +16,65 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Count confusions; shape (classes, classes), int64, rows = labels, columns = predictions."""
-    flat = np.bincount(
-        labels.astype(np.int64) * classes + predictions.astype(np.int64),
-        minlength=classes * classes,
-    )
-    counts: np.ndarray = flat.reshape(classes, classes)
+    """Count confusions; shape (classes, classes), int64, rows = labels, columns = predictions.
+
+    Example:
+        >>> confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
+        [[1, 1], [0, 1]]
+    """
+    # Row * classes + column is the position of a cell in the flattened matrix.
+    cells = labels.astype(np.int64) * classes + predictions.astype(np.int64)
+    counts: np.ndarray = np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
     return counts
 
 
 def f1_scores(counts: np.ndarray) -> np.ndarray:
-    """Compute F1 of each class, 2 TP / (2 TP + FP + FN).
+    """Compute F1 of each class from a confusion matrix, 2 TP / (2 TP + FP + FN).
 
     0 for a class that neither occurs nor is predicted.
     """
-    hits = np.diag(counts).astype(np.float64)
-    total = counts.sum(axis=0) + counts.sum(axis=1)
-    scores: np.ndarray = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+    right = np.diag(counts).astype(np.float64)
+    total = counts.sum(axis=0) + counts.sum(axis=1)  # predicted + actual = 2 TP + FP + FN
+    scores: np.ndarray = np.divide(2 * right, total, out=np.zeros_like(right), where=total > 0)
     return scores
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
-    """Compute F1 of the second of two classes, else the mean over classes.
+    """Compute F1 of the second of two classes; otherwise the mean F1, see `mean_f1`.
 
-    The mean is over classes that occur or are predicted.
+    num_labels: 0: the largest class number decides, and the result is the mean.
     """
-    counts = confusion(
-        predictions, labels, num_labels or 1 + int(max(predictions.max(), labels.max()))
-    )
-    return float(f1_scores(counts)[1]) if num_labels == 2 else mean_f1(counts)
+    classes = num_labels or 1 + int(max(predictions.max(), labels.max()))
+    counts = confusion(predictions, labels, classes)
+    if num_labels == 2:
+        return float(f1_scores(counts)[1])
+    return mean_f1(counts)
 
 
 def mean_f1(counts: np.ndarray) -> float:
-    """Compute the mean F1 over all true or predicted classes."""
+    """Compute the mean F1 over all classes that occur or are predicted; NaN if none does."""
     seen = (counts.sum(axis=0) + counts.sum(axis=1)) > 0
-    return float(f1_scores(counts)[seen].mean()) if seen.any() else math.nan
+    if not seen.any():
+        return math.nan
+    return float(f1_scores(counts)[seen].mean())
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Compute Matthews' correlation for any number of classes (Gorodkin 2004); 0/0 is 0."""
+    """Compute Matthews' correlation for any number of classes (Gorodkin 2004); 0/0 is 0.
+
+    With N examples, c right ones, and p_k, t_k the predictions and labels of class k:
+    (c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2)).
+    """
     classes = 1 + int(max(predictions.max(), labels.max()))
-    predicted, actual = (
-        np.bincount(side, minlength=classes).astype(np.float64) for side in (predictions, labels)
-    )
+    predicted = np.bincount(predictions, minlength=classes).astype(np.float64)
+    actual = np.bincount(labels, minlength=classes).astype(np.float64)
     total = float(len(labels))
-    hits = float((predictions == labels).sum())
-    covariance = hits * total - predicted @ actual
-    spread = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)
-    return float(covariance / math.sqrt(spread)) if spread > 0 else 0.0
+    right = float((predictions == labels).sum())
+    covariance = right * total - predicted @ actual
+    variances = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)
+    if variances <= 0:
+        return 0.0
+    return float(covariance / math.sqrt(variances))
 
 
 def mean_squared_error(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -85,22 +94,32 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     """
     x = _centred(predictions)
     y = _centred(labels)
-    return math.nan if x is None or y is None else min(max(float(x @ y), -1.0), 1.0)
+    if x is None or y is None:
+        return math.nan
+    return min(max(float(x @ y), -1.0), 1.0)  # rounding may exceed 1
 
 
 def _centred(values: np.ndarray) -> np.ndarray | None:
-    """Subtract the mean in float64 and scale to length 1; None if not finite."""
-    wide = values.astype(np.float64)
-    if not wide.size or not np.isfinite(wide).all() or (wide == wide[0]).all():
+    """Subtract the mean, and scale to length 1, in float64.
+
+    None if values are not finite, or there are no two different ones.
+    """
+    exact = values.astype(np.float64)
+    if not exact.size or not np.isfinite(exact).all() or (exact == exact[0]).all():
         return None
-    wide = wide / np.abs(wide).max()  # squares neither overflow nor vanish
-    wide -= wide.mean()
-    length = float(np.linalg.norm(wide))
-    return wide / length if length > 0 else None
+    exact = exact / np.abs(exact).max()  # squares neither overflow nor vanish
+    exact -= exact.mean()
+    length = float(np.linalg.norm(exact))
+    return exact / length if length > 0 else None
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Rank values from 1; equal values share the mean of their ranks."""
+    """Rank values from 1; equal values share the mean of their ranks.
+
+    Example:
+        >>> ranks(np.array([7, 5, 7])).tolist()
+        [2.5, 1.0, 2.5]
+    """
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean_rank: np.ndarray = (last - (counts - 1) / 2)[inverse]
@@ -115,8 +134,8 @@ def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def perplexity(loss: float) -> float:
-    """Compute the exponential of the mean negative log-likelihood in nats.
+    """Compute the exponential of a mean loss in nats.
 
-    Infinite if it overflows.
+    Infinite if it overflows, from a loss of 700 on.
     """
     return math.exp(loss) if loss < 700 else math.inf

@@ -43,7 +43,7 @@ class Pooling:
     """Whether vectors are scaled to length 1."""
 
     def __call__(self, outputs: ModelOutput, mask: Tensor) -> Tensor:
-        """Compute a vector for each text, padded on either side; float32, or float64 as the states.
+        """Compute a vector for each text, padded on either side; at least float32.
 
         Args:
             outputs: Outputs of the model, with `last_hidden_state` of shape (texts, longest,
@@ -60,10 +60,13 @@ class Pooling:
             weights = mask[..., None].to(states.dtype)
             vectors = (states * weights).sum(1) / weights.sum(1)
         else:
-            columns = torch.arange(mask.shape[1], device=mask.device)
-            is_last = self.mode == "last"
-            position = (mask * columns).argmax(1) if is_last else mask.int().argmax(1)
-            vectors = states[torch.arange(len(states), device=states.device), position]
+            rows = torch.arange(len(states), device=states.device)
+            if self.mode == "last":
+                columns = torch.arange(mask.shape[1], device=mask.device)
+                position = (mask * columns).argmax(1)
+            else:
+                position = mask.int().argmax(1)  # the first 1
+            vectors = states[rows, position]
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def store_in(self, config: object) -> None:
@@ -78,9 +81,9 @@ class Pooling:
 
 @contextmanager
 def without_pooling(config: object) -> Iterator[None]:
-    """Remove the pooling from a configuration inside the context, if it has one.
+    """Remove the pooling from a configuration inside this context, and restore it afterwards.
 
-    For exports: other programs read it from the files of sentence-transformers.
+    For exports, where other programs read it from the files of sentence-transformers.
     """
     pooling = getattr(config, KEY, None)
     if pooling is None:
@@ -96,26 +99,30 @@ def without_pooling(config: object) -> Iterator[None]:
 def choose_pooling(
     path: str, revision: str | None, mode: str | None, normalize: bool | None
 ) -> tuple[Pooling, str]:
-    """Choose the pooling: as configured, else as modules.json of the model, else normalised means.
+    """Choose the pooling: as configured, else as the model's modules.json says, else by default.
+
+    The default is the mean, normalised.
 
     Args:
-        path: Hub name or folder of the model; empty: it is made from scratch.
+        path: Hub name or folder of the model; empty: the model is made from scratch.
         revision: Commit of the model on the hub; None: the newest.
         mode: `task.pooling`; None: not configured.
         normalize: `task.normalize`; None: not configured.
 
     Returns:
-        The pooling, and where it is from, in words.
+        The pooling, and where it comes from, in words.
 
     Raises:
         ConfigError: modules.json has a module or a mode that optrun lacks, and the configuration
             does not replace it.
     """
     is_configured = mode is not None or normalize is not None
+    # 1. Nothing is read from the model's folder.
     modules_file = _find_model_file(path, "modules.json", revision)
     if modules_file is None or (mode is not None and normalize is not None):
         origin = "as asked for" if is_configured else "by default"
         return Pooling(mode or "mean", normalize is not False), origin
+    # 2. The folder says what is not configured.
     modules = [
         module for module in read_json(modules_file, follow=True) if isinstance(module, Mapping)
     ]
@@ -123,7 +130,7 @@ def choose_pooling(
     if "Pooling" not in kinds or not set(kinds) <= {"Transformer", "Pooling", "Normalize"}:
         raise ConfigError(
             f"model.path={path}: its modules.json has {', '.join(kinds) or 'no module'}, and"
-            " task=embedding trains Transformer, Pooling and Normalize alone. Give task.pooling"
+            " task=embedding trains only Transformer, Pooling and Normalize. Give task.pooling"
             " and task.normalize to train it with these."
         )
     if mode is None:
@@ -138,7 +145,12 @@ def choose_pooling(
 
 
 def _folder_mode(path: str, folder: str, revision: str | None) -> str:
-    """Read the pooling mode of a model from the config.json of its Pooling module.
+    """Read the pooling mode from the config.json of a model's Pooling module.
+
+    Args:
+        path: Hub name or folder of the model.
+        folder: Folder of the module in it, such as `1_Pooling`.
+        revision: Commit of the model on the hub; None: the newest.
 
     Raises:
         ConfigError: It has no mode, several, or one that optrun lacks.
@@ -147,6 +159,7 @@ def _folder_mode(path: str, folder: str, revision: str | None) -> str:
     options = {} if file is None else read_json(file, follow=True)
     if not isinstance(options, Mapping):
         options = {}
+    # sentence-transformers writes `pooling_mode`; before version 6 one true key for each mode.
     modes = options.get("pooling_mode")
     if not modes:
         modes = [mode for key, mode in _OLD_KEYS.items() if options.get(key)]
@@ -155,7 +168,7 @@ def _folder_mode(path: str, folder: str, revision: str | None) -> str:
     ours = {theirs: our for our, theirs in MODES.items()}
     if len(modes) != 1 or modes[0] not in ours:
         raise ConfigError(
-            f"model.path={path}: its pooling is {' and '.join(modes) or 'not said'}, and"
+            f"model.path={path}: its pooling is {' and '.join(modes) or 'not given'}, and"
             f" task=embedding has {', '.join(MODES)}. Give task.pooling to train it with one of"
             " these."
         )
@@ -163,9 +176,9 @@ def _folder_mode(path: str, folder: str, revision: str | None) -> str:
 
 
 def _find_model_file(path: str, name: str, revision: str | None) -> Path | None:
-    """Find a file of a model in its folder or on the hub; None if it is missing.
+    """Find a file of a model in its folder or on the hub.
 
-    None also without a path, and if the hub cannot be reached.
+    None if the file is missing, if there is no path, or if the hub cannot be reached.
     """
     if not path:
         return None

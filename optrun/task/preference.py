@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
-from optrun.data.chat import Chat
+from optrun.data.chat import Chat, Plain
 from optrun.data.examples import Example, Examples, Joined, chosen
 from optrun.data.loader import Batch, ExampleSource
+from optrun.data.mixture import MixedExamples
 from optrun.data.preferences import (
     CHOSEN,
     REJECTED,
@@ -67,12 +68,16 @@ class Pairs(Joined):
 
     def __getitem__(self, index: int) -> Example:
         """Return the ids and targets of both answers, and their reference log-probabilities."""
-        first = self.first[index]
-        second = self.second[index]
-        pair = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
-        if self.reference is None:
-            return pair
-        return pair | {REFERENCE: self.reference[index]}
+        chosen = self.first[index]
+        rejected = self.second[index]
+        pair = {
+            **chosen,
+            "rejected_ids": rejected["input_ids"],
+            "rejected_targets": rejected[TARGETS],
+        }
+        if self.reference is not None:
+            pair[REFERENCE] = self.reference[index]
+        return pair
 
 
 class Preference(ChatTask):
@@ -104,16 +109,16 @@ class Preference(ChatTask):
         return bool(self.config.loss_type.has_reference)
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the columns and the template.
+        """Find the columns and the chat template.
 
-        Sets `columns_of` by the key of the split. May change the tokenizer's template and end of
-        text, with notes.
+        Sets `columns_of` by the key of the split, and `template`, None if all rows are plain texts.
+        May change the tokenizer's template and end of text, with notes.
 
         Raises:
             ConfigError: No columns of pairs, or chats without a template.
         """
         self.use_template(tokenizer)
-        self.limits = self.limits * 2  # one a side
+        self.limits = self.limits * 2  # both sides have the same limit
         self.columns_of: dict[str, PairColumns] = {}
         has_chats = False
         for split in source.splits:
@@ -123,7 +128,7 @@ class Preference(ChatTask):
                 has_chats = True
                 self.require_template(split, tokenizer)
         if not has_chats:
-            self.template = None  # one that nobody asked for is not rendered
+            self.template = None  # a tokenizer's template that no row needs is not rendered
         self.set_end_of_answers(tokenizer)
         self.note_template(tokenizer)
 
@@ -139,9 +144,10 @@ class Preference(ChatTask):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one pair for each row; without a row there are no examples.
+        """Read one pair for each row; an empty split has no examples.
 
-        Pairs without a target on a side are refused or dropped as `drop_rows_without_target` does.
+        A pair without a target on either side is refused or dropped, see
+        `drop_rows_without_target`.
 
         Raises:
             ConfigError: A row that the template cannot write, or no pair with different answers.
@@ -152,36 +158,39 @@ class Preference(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         columns = str(self.columns_of[part.key])
 
-        def side(at: int) -> Examples:
-            rows = lambda: (pair[at] for pair in self.rows(part))  # noqa: E731
-            return self.encode_rows(part, tokenizer, rows, "preference", columns, str(at))
+        def encode_side(side: int) -> Examples:
+            def rows() -> Iterator[Chat | Plain]:
+                return (pair[side] for pair in self.rows(part))
 
-        sides = [side(0), side(1)]
-        self._refuse_alike(sides, part)
+            return self.encode_rows(part, tokenizer, rows, "preference", columns, str(side))
+
+        sides = [encode_side(0), encode_side(1)]  # chosen, rejected
+        self._refuse_equal_answers(sides, part)
         return Pairs(*self.drop_rows_without_target(sides, part))
 
-    def _refuse_alike(self, sides: Sequence[Examples], part: Split) -> None:
-        """Refuse a split in which both answers of every pair have the same tokens.
+    def _refuse_equal_answers(self, sides: Sequence[Examples], part: Split) -> None:
+        """Refuse a split if the two answers of every pair have the same tokens.
 
-        A note says how many pairs do, if not all.
+        If only some have, a note says how many.
 
         Raises:
-            ConfigError: They all do.
+            ConfigError: All pairs have equal answers.
         """
         chosen_hashes, rejected_hashes = (side.hashes for side in sides)
         assert chosen_hashes is not None
         is_same = chosen_hashes == rejected_hashes
+        count = len(is_same)
         if is_same.all():
             raise ConfigError(
-                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(is_same):,}"
-                f" of {len(is_same):,}, so nothing is preferred. Take rows with equal answers out"
+                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {count:,} of"
+                f" {count:,}, so there is no preference to learn. Take rows with equal answers out"
                 " of the data, or correct the two columns."
             )
         if is_same.any():
             self.notes.append(
                 f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in"
-                f" {int(is_same.sum()):,} of {len(is_same):,} rows, row"
-                f" {part.number(int(is_same.argmax()))} the first: nothing is learnt of them"
+                f" {int(is_same.sum()):,} of {count:,} rows, first in row"
+                f" {part.number(int(is_same.argmax()))}: nothing is learnt from them"
             )
 
     # Batches
@@ -200,9 +209,9 @@ class Preference(ChatTask):
         return int(batch["attention_mask"].sum()), self.count(batch)
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Disable the model's dropout with `task.disable_dropout`, except that of LoRA factors.
+        """Disable the model's dropout with `task.disable_dropout`, except that of LoRA.
 
-        Also let `generate` stop at the end of an answer.
+        Also let `generate` stop at the end of an answer, see `ChatTask.adapt`.
         """
         super().adapt(model)
         if self.config.disable_dropout:
@@ -214,7 +223,9 @@ class Preference(ChatTask):
     def forward(self, model: nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of all answers in one forward pass."""
         if self.chunked:
-            return chunked_pair_outputs(model, batch, whole=self.config.loss_type.value == "orpo")
+            return chunked_pair_outputs(
+                model, batch, nll_of_prompt=self.config.loss_type.value == "orpo"
+            )
         return pair_outputs(model, batch)
 
     def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:
@@ -222,7 +233,7 @@ class Preference(ChatTask):
         return pair_scores(outputs, batch, has_reference=self.has_reference)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Compute the mean loss of the pairs, plus the experts' balancing loss; shape ()."""
+        """Compute the mean loss of the pairs, plus the load-balancing loss of experts; shape ()."""
         losses, _ = self.loss_by_example(outputs, batch)
         loss = losses.mean()
         if self.router_loss_coef is None or outputs.aux_loss is None:
@@ -238,13 +249,12 @@ class Preference(ChatTask):
     def measure(self, outputs: Any, batch: Batch) -> Tensor:
         """Sum rewards and log-probabilities over the pairs, in the order of `MEASURES`; shape (6,).
 
-        A reward is beta times the log-ratio; without a reference beta times the mean
-        log-probability of a token, which is then what `logps` is, too.
+        A reward is beta times the log-ratio. Without a reference model it is beta times the mean
+        log-probability of a token, which is then also reported as `logps`.
         """
         scores = self.scores(outputs, batch)
-        chosen, rejected = (
-            self.config.beta * value.detach() for value in (scores.chosen, scores.rejected)
-        )
+        chosen = self.config.beta * scores.chosen.detach()
+        rejected = self.config.beta * scores.rejected.detach()
         if self.has_reference:
             logps = outputs.logps.detach().chunk(2)
         else:
@@ -269,7 +279,8 @@ class Preference(ChatTask):
     ) -> np.ndarray:
         """Compute the reference model's log-probabilities of both answers of each pair.
 
-        Pairs of similar length share a batch; which ones depends on the pairs alone.
+        The pairs are sorted by length, the longest first, so that batches have little padding;
+        which pairs share a batch depends on the pairs alone.
 
         Args:
             model: The model before training, in evaluation mode, on its device.
@@ -287,31 +298,34 @@ class Preference(ChatTask):
         reference_logps = np.zeros((len(pairs), 2))
         order = np.argsort(-pairs.lengths, kind="stable")
         with torch.no_grad(), progress("reference log-probabilities", len(pairs)) as bar:
-            for at in range(0, len(order), batch_size):
-                indices = order[at : at + batch_size]
+            for begin in range(0, len(order), batch_size):
+                indices = order[begin : begin + batch_size]
                 batch = self.collate([pairs[int(index)] for index in indices])
                 with autocast():
                     outputs = self.forward(model, to_device(batch))
+                # All chosen answers come before all rejected ones: (2, pairs), then transposed.
                 reference_logps[indices] = outputs.logps.float().view(2, -1).T.cpu().numpy()
                 bar.done(len(indices))
         if not np.isfinite(reference_logps).all():
             raise ConfigError(
-                "task=preference: the model that training starts from gives a log-probability that"
-                " is no finite number. Are its weights whole?"
+                "task=preference: the model before training gives a log-probability that is NaN or"
+                " infinite. Check that its weights are complete, or take another model."
             )
         return reference_logps
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """Decode both answers of the first training pair, each with its prompt, between « and ».
 
-        Of a mixture the first pair of the first source; None without a pair.
+        In a mixture, the first pair of the first source. None without a pair.
         """
-        train: Any = getattr(self.train, "sources", {"": self.train})
-        pairs = next(iter(train.values()))
+        pairs: Any = self.train
+        if isinstance(pairs, MixedExamples):
+            pairs = next(iter(pairs.sources.values()))
         if not isinstance(pairs, Pairs) or not len(pairs):
             return None
-        both = ((CHOSEN, pairs.first[0]), (REJECTED, pairs.second[0]))
-        return "\n".join(f"{name}: {marked_text(tokenizer, side)}" for name, side in both)
+        chosen = marked_text(tokenizer, pairs.first[0])
+        rejected = marked_text(tokenizer, pairs.second[0])
+        return f"{CHOSEN}: {chosen}\n{REJECTED}: {rejected}"
 
 
 class PairMetrics(SummedMetrics):

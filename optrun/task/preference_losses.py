@@ -34,13 +34,16 @@ def _hinge(config: PreferenceConfig, scores: PairScores) -> Tensor:
 def _ipo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute (d - 1 / (2 beta))^2 with d by token: IPO, arXiv:2310.12036, Eq. 17.
 
-    The paper calls beta tau.
+    The paper writes tau for beta. By token: each log-ratio is divided by the tokens of its answer.
     """
     return (scores.mean_difference - 1 / (2 * config.beta)).square()
 
 
 def _robust(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute DPO's expected loss under labels flipped with probability e: arXiv:2403.00409."""
+    """Compute DPO's expected loss under labels flipped with probability e: arXiv:2403.00409.
+
+    e is `label_smoothing`.
+    """
     flipped = config.label_smoothing
     margin = _margin(config, scores)
     expected = flipped * logsigmoid(-margin) - (1 - flipped) * logsigmoid(margin)
@@ -48,7 +51,7 @@ def _robust(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _nca_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute the loss of NCA, arXiv:2402.05369.
+    """Compute the loss of NCA on a pair, arXiv:2402.05369.
 
     -log s(beta w) - (log s(-beta w) + log s(-beta l)) / 2.
     """
@@ -67,9 +70,9 @@ def _bco_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _sppo_hard(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute the loss of SPPO, arXiv:2405.00675, with probabilities 1 and 0.
+    """Compute (w - 1 / (2 beta))^2 + (l + 1 / (2 beta))^2: SPPO, arXiv:2405.00675.
 
-    (w - 1 / (2 beta))^2 + (l + 1 / (2 beta))^2.
+    "Hard": the probabilities that an answer is preferred are 1 and 0.
     """
     half = 0.5 / config.beta
     return (scores.chosen - half).square() + (scores.rejected + half).square()
@@ -94,18 +97,20 @@ def _sigmoid_norm(config: PreferenceConfig, scores: PairScores) -> Tensor:
 def _orpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute the loss of ORPO, arXiv:2403.07691, Eq. 6 and 7.
 
-    nll - beta log s(log odds w - log odds l).
+    nll - beta log s(log odds w - log odds l), with w and l mean log-probabilities of a token here,
+    and log odds x = x - log(1 - exp x).
     """
     chosen = scores.chosen
     rejected = scores.rejected
-    odds = chosen - rejected - (_log1mexp(chosen) - _log1mexp(rejected))
-    return scores.nll - config.beta * logsigmoid(odds)
+    log_odds_ratio = chosen - rejected - (_log1mexp(chosen) - _log1mexp(rejected))
+    return scores.nll - config.beta * logsigmoid(log_odds_ratio)
 
 
 def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute -log s(beta d - gamma): SimPO, arXiv:2405.14734, Eq. 6.
 
-    Labels are flipped with probability e.
+    w and l are mean log-probabilities of a token here. With `label_smoothing` e it is the expected
+    loss if the answers are exchanged with probability e.
     """
     flipped = config.label_smoothing
     margin = _margin(config, scores) - config.simpo_gamma
@@ -134,7 +139,11 @@ def _margin(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """Compute log(1 - exp(x)) for x below 0 without cancellation (Mächler 2012)."""
+    """Compute log(1 - exp(x)) for x below 0 without cancellation (Mächler 2012).
+
+    expm1 is exact near 0, log1p far from it; the border is -log 2.
+    """
     near = x > -0.6931471805599453
+    # Where the second branch is taken, the gradient of the first must not be NaN.
     safe = torch.where(near, x, torch.full_like(x, -1.0))
     return torch.where(near, torch.log(-torch.expm1(safe)), torch.log1p(-torch.exp(x)))

@@ -64,59 +64,59 @@ class PairScores:
 def pair_batch(examples: list[Example], padding: int) -> Batch:
     """Pad pairs to `input_ids`, `attention_mask` and `labels`, all chosen rows first.
 
-    Their shape is (2 * pairs, longest). Both rows of a pair have labels from the same position on:
-    the earlier of the first targets of both. With reference log-probabilities also `reference`,
-    shape (pairs, 2), float32.
+    Their shape is (2 * pairs, longest). The labels of both rows of a pair begin at the same
+    position: that of the first target in either. With reference log-probabilities also
+    `reference`, shape (pairs, 2), float32.
     """
     rows = [example["input_ids"] for example in examples]
     rows += [example["rejected_ids"] for example in examples]
     begins = []
     for example in examples:
-        begin = int(example[TARGETS].argmax())
-        begins.append(min(begin, int(example["rejected_targets"].argmax())))
+        chosen_begin = int(example[TARGETS].argmax())
+        rejected_begin = int(example["rejected_targets"].argmax())
+        begins.append(min(chosen_begin, rejected_begin))
     labels = []
     for row, begin in zip(rows, begins * 2, strict=True):
         labels.append(np.where(np.arange(len(row)) < begin, IGNORED, row))
-    batch = {
-        **pad_inputs([{"input_ids": row} for row in rows], padding),
-        "labels": pad(labels, IGNORED),
-    }
+    inputs = pad_inputs([{"input_ids": row} for row in rows], padding)
+    batch = {**inputs, "labels": pad(labels, IGNORED)}
     if REFERENCE in examples[0]:
-        batch[REFERENCE] = torch.from_numpy(
-            np.stack([example[REFERENCE] for example in examples]).astype(np.float32)
-        )
+        logps = np.stack([example[REFERENCE] for example in examples])
+        batch[REFERENCE] = torch.from_numpy(logps.astype(np.float32))
     return batch
 
 
-def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
-    """Sum the losses of tokens over the answers, and average them over all counted tokens.
+def _by_answer(token_losses: Tensor, targets: Tensor, batch: Batch) -> PairOutputs:
+    """Sum the losses of tokens over each answer, and average them over all targets of a row.
 
     Args:
-        losses: Negative log-probability of each token, 0 for tokens that do not count; shape
+        token_losses: Negative log-probability of each token, 0 without a target; shape
             (rows, longest - 1).
-        counted: Labels of the tokens that count, else `IGNORED`; same shape.
-        batch: Has the labels of the answers.
+        targets: The ids of these tokens, `IGNORED` without a target; same shape.
+        batch: Its labels say which tokens are those of the answers.
     """
-    answers = batch["labels"][:, 1:] != IGNORED
-    return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (counted != IGNORED).sum(1))
+    in_answer = batch["labels"][:, 1:] != IGNORED
+    logps = -(token_losses * in_answer).sum(1)
+    nll = token_losses.sum(1) / (targets != IGNORED).sum(1)
+    return PairOutputs(logps, nll)
 
 
 def chunked_pair_outputs(
-    model: Callable[..., ModelOutput], batch: Batch, *, whole: bool
+    model: Callable[..., ModelOutput], batch: Batch, *, nll_of_prompt: bool
 ) -> PairOutputs:
     """Compute `pair_outputs` without the logits of all tokens, for `training.chunked_loss`.
 
     Args:
         model: Returns `TargetLosses` if it is called with labels.
-        batch: Of `pair_batch`.
-        whole: Whether `nll` is over the prompt, too, as ORPO needs; else it is over the answer
-            alone, which costs less.
+        batch: As `pair_batch` returns it.
+        nll_of_prompt: Whether `nll` includes the tokens of the prompt, as ORPO needs; if not, the
+            logits of the answers alone are computed.
     """
     ids = batch["input_ids"]
     mask = batch["attention_mask"]
-    labels = ids.masked_fill(mask == 0, IGNORED) if whole else batch["labels"]
-    losses: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).losses
-    return _by_answer(losses, labels[:, 1:], batch)
+    labels = ids.masked_fill(mask == 0, IGNORED) if nll_of_prompt else batch["labels"]
+    token_losses: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).losses
+    return _by_answer(token_losses, labels[:, 1:], batch)
 
 
 def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs:
@@ -124,23 +124,23 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
 
     Args:
         model: Called with `input_ids` and `attention_mask`; returns `logits`.
-        batch: Of `pair_batch`.
+        batch: As `pair_batch` returns it.
     """
     ids = batch["input_ids"]
     mask = batch["attention_mask"]
     outputs = model(input_ids=ids, attention_mask=mask)
     logits = outputs.logits[:, :-1]
     logits = logits if logits.dtype is torch.float64 else logits.float()
-    targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORED)
-    losses = functional.cross_entropy(
+    targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORED)  # prompts, too, for `nll`
+    flat_losses = functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none"
-    ).view(targets.shape)
-    by_answer = _by_answer(losses, targets, batch)
+    )
+    by_answer = _by_answer(flat_losses.view(targets.shape), targets, batch)
     return replace(by_answer, aux_loss=getattr(outputs, "aux_loss", None))
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
-    """Compute what the losses and rewards of pairs are made of.
+    """Compute the scores of both answers from which losses and rewards are computed.
 
     Args:
         outputs: Log-probabilities by the trained model.
@@ -150,6 +150,7 @@ def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> P
     """
     tokens = (batch["labels"] != IGNORED).sum(1)
     if has_reference:
+        # (pairs, 2) to rows: all chosen answers, then all rejected ones.
         scores = outputs.logps - batch[REFERENCE].T.flatten()
     else:
         scores = outputs.logps / tokens
