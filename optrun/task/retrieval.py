@@ -76,14 +76,16 @@ class RetrievalMetrics(MetricAccumulator):
         """Compute the metrics over all rows; NaN if there was none."""
         if not self.embedded:
             return dict.fromkeys(self.names, math.nan)
-        vectors, texts = (np.concatenate(side) for side in zip(*self.embedded, strict=True))
+        vectors = np.concatenate([batch_vectors for batch_vectors, _ in self.embedded])
+        texts = np.concatenate([batch_texts for _, batch_texts in self.embedded])
         values = {
             "loss": math.fsum(self.losses) / len(vectors),
             **retrieval(vectors, texts, self.recall_at),
         }
         if "accuracy" in self.names:
-            similarities = np.einsum("rw,rtw->rt", vectors[:, 0], vectors[:, 1:])
-            values["accuracy"] = float((similarities[:, :1] > similarities[:, 1:]).mean())
+            # The cosine of each query with its positive, then with its negatives.
+            cosines = np.einsum("rw,rtw->rt", vectors[:, 0], vectors[:, 1:])
+            values["accuracy"] = float((cosines[:, :1] > cosines[:, 1:]).mean())
         return values
 
 
@@ -98,8 +100,8 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
     A query is a distinct first text, a document a distinct other text. The positives of a query are
     the second texts of all rows that begin with it. Recall at k is the share of the positives
     among the k nearest documents; mrr the inverse rank of the first positive, 0 beyond rank 10;
-    ndcg the sum of 1 / log2(1 + rank) over that of the best possible ranking. All are means over
-    the queries.
+    ndcg the sum of 1 / log2(1 + rank) over the positives within rank 10, divided by that of the
+    best possible ranking. All are means over the queries.
 
     Args:
         vectors: Of length 1, shape (rows, texts, width): query, positive, negatives.
@@ -114,11 +116,10 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
     corpus = np.empty((len(document_ids), vectors.shape[-1]), "f4")
     queries[query_of_row] = vectors[:, 0]
     corpus[documents] = vectors[:, 1:]
-    # 2. Which document is a positive of which query: pairs, shape (2, pairs).
+    # 2. Distinct pairs of a query and a positive of it; shape (2, pairs).
     positives = np.unique(np.stack([query_of_row, documents[:, 0]]), axis=1)
     # 3. Rank the documents for some queries at a time.
     depth = min(max(*recall_at, _AT), len(document_ids))
-    gains = 1 / np.log2(np.arange(2, _AT + 2))
     sums = np.zeros(len(recall_at) + 2)
     for begin in range(0, len(query_ids), _QUERIES):
         rows = queries[begin : begin + _QUERIES]
@@ -128,11 +129,25 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
         is_positive[query - begin, document] = True
         nearest = torch.from_numpy(rows @ corpus.T).topk(depth).indices.numpy()
         hits = np.take_along_axis(is_positive, nearest, axis=1)
-        count = is_positive.sum(1)
-        top = hits[:, :_AT]
-        inverse_rank = np.where(top.any(1), 1 / (1 + top.argmax(1)), 0.0)
-        best = np.cumsum(gains)[np.minimum(count, _AT) - 1]
-        ndcg = top @ gains[: top.shape[1]] / best
-        recalls = [(hits[:, :k].sum(1) / count).sum() for k in recall_at]
-        sums += [*recalls, inverse_rank.sum(), ndcg.sum()]
+        sums += _summed_scores(hits, is_positive.sum(1), recall_at)
     return dict(zip(_names(recall_at), (sums / len(query_ids)).tolist(), strict=True))
+
+
+def _summed_scores(
+    hits: np.ndarray, positives: np.ndarray, recall_at: Sequence[int]
+) -> list[float]:
+    """Sum recalls, mrr and ndcg over queries, in the order of `_names`.
+
+    Args:
+        hits: Whether the document at each rank is a positive, shape (queries, ranks).
+        positives: The number of positives of each query, at least 1.
+        recall_at: The k of each recall.
+    """
+    recalls = [(hits[:, :k].sum(1) / positives).sum() for k in recall_at]
+    top = hits[:, :_AT]
+    inverse_rank = np.where(top.any(1), 1 / (1 + top.argmax(1)), 0.0)
+    gains = 1 / np.log2(np.arange(2, _AT + 2))
+    # The best ranking has the positives at the first ranks.
+    best = np.cumsum(gains)[np.minimum(positives, _AT) - 1]
+    ndcg = top @ gains[: top.shape[1]] / best
+    return [*recalls, inverse_rank.sum(), ndcg.sum()]

@@ -40,7 +40,9 @@ class Seq2SeqLm(Task):
         return interleave_columns(source.train, _columns(source, source.train))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Check that there is a padding token and that each row has a target; sets the limits.
+        """Check that there is a padding token and that each row has a target.
+
+        Sets `max_target_length`, and adds it to `limits`. That all rows have a target is cached.
 
         Raises:
             ConfigError: The tokenizer has no padding token, or a row has no target.
@@ -70,17 +72,19 @@ class Seq2SeqLm(Task):
         Raises:
             ConfigError: A text or a target without a token.
         """
-        text, target = _columns(source, split)
+        text_name, target_name = _columns(source, split)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
 
-        def encoded(column: str, side: str, longest: int) -> Examples:
+        def encode_column(column: str, side: str, longest: int) -> Examples:
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
-                return {"input_ids": _ids(tokenizer, batch, longest if cut else None, side)}
+                return {"input_ids": _token_ids(tokenizer, batch, longest if cut else None, side)}
 
-            settings = rows_key(tokenizer, side, longest)
-            content_key = digest_if_known(part.content, "seq2seq", column)
             examples = encode(
-                lambda: texts(part, column), encoder, settings, longest=longest, content=content_key
+                lambda: texts(part, column),
+                encoder,
+                rows_key(tokenizer, side, longest),
+                longest=longest,
+                content=digest_if_known(part.content, "seq2seq", column),
             )
             if (examples.lengths == 0).any():
                 raise ConfigError(
@@ -88,10 +92,9 @@ class Seq2SeqLm(Task):
                 )
             return examples
 
-        targets = encoded(target, "target", self.max_target_length)
-        return Joined(
-            encoded(text, "text", self.max_length), targets.renamed({"input_ids": "labels"})
-        )
+        targets = encode_column(target_name, "target", self.max_target_length)
+        inputs = encode_column(text_name, "text", self.max_length)
+        return Joined(inputs, targets.renamed({"input_ids": "labels"}))
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of texts and targets without padding, and the examples."""
@@ -103,10 +106,17 @@ class Seq2SeqLm(Task):
         return self.token_metrics(shift=False)
 
 
-def _ids(
+def _token_ids(
     tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str
 ) -> list[list[int]]:
-    """Encode texts (`side` is `text`) or targets (`target`); longest: None for no truncation."""
+    """Encode texts, or targets, which some tokenizers encode differently.
+
+    Args:
+        tokenizer: Of the model.
+        batch: The texts.
+        longest: Tokens after which a text is truncated; None: it is not.
+        side: `text` or `target`.
+    """
     arguments: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
     ids: list[list[int]] = tokenizer(
         **arguments,
@@ -124,11 +134,16 @@ def _columns(source: Source, split: Split) -> tuple[str, str]:
     return text_column(source, split, taken=(target,)), target
 
 
-def _expect_targets(split: Split, target: str) -> bool:
-    """Refuse the first row with an empty or missing target; True if there is none."""
-    for row, value in enumerate(values(split, target)):
+def _expect_targets(split: Split, column: str) -> bool:
+    """Refuse the first row with an empty or missing target; True if there is none, to be cached.
+
+    Raises:
+        ConfigError: With the row and the column.
+    """
+    for row, value in enumerate(values(split, column)):
         if value is None or value == "":
             raise ConfigError(
-                f"{split.where(row)} has no text in column {target}: nothing to produce."
+                f"{split.where(row)} has no text in column {column}: nothing to produce. Leave such"
+                " rows out."
             )
     return True

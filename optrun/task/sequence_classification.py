@@ -55,7 +55,8 @@ class SequenceClassification(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Read the labels of all splits: class numbers, 0 and 1 by label, or numbers to predict.
 
-        Sets `numbers` (by split) and, unless it is a regression, `labels`.
+        Sets `numbers` by split; `labels`, unless numbers are to be predicted; and from
+        `task.problem_type` `is_regression` and `has_label_sets`.
 
         Raises:
             ConfigError: `data.label_columns` without
@@ -68,7 +69,7 @@ class SequenceClassification(Task):
             raise ConfigError(
                 f"data.label_columns={list(label_names)}:"
                 f" task.problem_type={self.config.problem_type.value} reads one column of labels."
-                " Several are read by task.problem_type=multi_label_classification."
+                " Take task.problem_type=multi_label_classification, which reads several."
             )
         if self.is_regression:
             self.numbers = {
@@ -98,30 +99,30 @@ class SequenceClassification(Task):
             ConfigError: A row without a single token.
         """
         columns = _text_columns(source, split)
-        text = columns[0]
         labels = self.numbers[split]
         if isinstance(split.rows, StreamRows):
             return self._stream(split.rows, columns, tokenizer, labels)
+        indices = chosen(len(split.rows), limit, seed=seed)
+        part = split.take(indices)
 
         def rows() -> Iterator[Any]:
             if len(columns) == 1:
-                return texts(part, text)
+                return texts(part, columns[0])
             return zip(*(texts(part, name) for name in columns), strict=True)
 
-        indices = chosen(len(split.rows), limit, seed=seed)
-        part = split.take(indices)
-        empty = cached_result(
-            digest_if_known("blank-1", part.content, text),
-            lambda: sum(not value.strip() for value in texts(part, text)),
+        blank = cached_result(
+            digest_if_known("blank-1", part.content, columns[0]),
+            lambda: sum(not text.strip() for text in texts(part, columns[0])),
         )
-        if empty:
+        if blank:
             self.notes.append(
-                f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}"
+                f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column"
+                f" {columns[0]}"
             )
         examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", *columns)
-        bare = np.flatnonzero(examples.lengths == 0)
-        if len(bare):
-            raise ConfigError(f"{part.where(int(bare[0]))} has no token: {NO_TOKEN}")
+        without_token = np.flatnonzero(examples.lengths == 0)
+        if len(without_token):
+            raise ConfigError(f"{part.where(int(without_token[0]))} has no token: {NO_TOKEN}")
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
 
     def _stream(
@@ -142,12 +143,12 @@ class SequenceClassification(Task):
         encoder = text_encoder(tokenizer, self.max_length)
         key = rows_key(tokenizer, "sequence", self.max_length)
 
-        def example(row: Row) -> Example:
-            row_texts = tuple(cell_text(row, name) for name in columns)
-            inputs = row_texts[0] if len(columns) == 1 else row_texts
-            return example_of_one_row(encoder([inputs], True))
+        def encode_row(row: Row) -> Example:
+            cells = tuple(cell_text(row, name) for name in columns)
+            text_or_pair = cells[0] if len(columns) == 1 else cells
+            return example_of_one_row(encoder([text_or_pair], True))
 
-        return StreamedRows(rows.select_columns(columns), example, key, {"labels": labels})
+        return StreamedRows(rows.select_columns(columns), encode_row, key, {"labels": labels})
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class, or one for the number."""
@@ -160,7 +161,8 @@ class SequenceClassification(Task):
         """Pad the examples to a batch.
 
         Returns:
-            `input_ids` and, if the tokenizer makes them, `token_type_ids`, shape (batch, longest);
+            `input_ids` and, if the tokenizer returns them, `token_type_ids`, shape (batch,
+            longest);
             `attention_mask` only if something is padded; `labels`: class numbers, shape (batch,),
             int64; numbers to predict, float32; or 0 and 1 by label, shape (batch, labels), float32.
         """
@@ -170,20 +172,26 @@ class SequenceClassification(Task):
         return {**model_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:
-        """Count the examples; a number to predict may be -100, so labels are not compared to it."""
+        """Count the examples: each has a target, and a number to predict may well be -100."""
         return len(batch["labels"])
 
     def weight(self, batch: Batch) -> float:
-        """Count the examples if they have sets of labels: `pos_weight` changes no mean."""
+        """Return the number of examples for sets of labels, whatever the class weights.
+
+        `pos_weight` of torch weighs terms of the loss, but its mean divides by their number.
+        """
         if self.has_label_sets:
             return self.count(batch)
         return super().weight(batch)
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        """Compute the loss of a batch, shape ().
+        """Compute the training loss of a batch, shape ().
 
-        For sets of labels it is the binary cross-entropy, a mean over examples and labels, in which
-        the class weights weigh the examples that have the label.
+        For sets of labels with class weights it is the binary cross-entropy, a mean over examples
+        and
+        labels, in which the weight of a label multiplies the term of each example that has it. In
+        all
+        other cases it is that of `Task.loss`.
         """
         if not self.has_label_sets or self.class_weights is None:
             return super().loss(outputs, batch)
@@ -202,7 +210,8 @@ class SequenceClassification(Task):
         """Compute the loss of each example, and count it once; shape (batch,) each.
 
         Without class weights and label smoothing: the squared difference for numbers, the mean
-        binary cross-entropy over labels for several labels an example, else the cross-entropy.
+        binary
+        cross-entropy over the labels for sets of labels, else the cross-entropy.
         """
         if self.has_label_sets:
             losses = functional.binary_cross_entropy_with_logits(

@@ -38,7 +38,7 @@ from optrun.task.tokens import encode_to_inputs, prompt_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_LOOKED_AT = 100
+_FIRST_ROWS = 100
 """First rows that are read ahead for notes: of a stream, and for answers and examples to show."""
 
 
@@ -86,8 +86,8 @@ class Sft(ChatTask):
             if isinstance(first, Plain) and self.config.assistant_only_loss:
                 raise ConfigError(
                     f"task.assistant_only_loss=true: prompts and completions of {split.key} are"
-                    " plain texts, without an assistant. Leave it false: the loss is on"
-                    " completions (task.completion_only_loss)."
+                    " plain texts, without an assistant. Leave it false: task.completion_only_loss"
+                    " puts the loss on completions."
                 )
             if isinstance(first, Chat):
                 self.require_template(split, tokenizer)
@@ -98,7 +98,7 @@ class Sft(ChatTask):
                         " assistant's turns."
                     )
         if Chat not in self.kinds.values():
-            self.template = None  # one that nobody asked for is not rendered
+            self.template = None  # a tokenizer's template that no row needs is not rendered
         self.set_end_of_answers(tokenizer)
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
@@ -113,8 +113,8 @@ class Sft(ChatTask):
         return (row for (row,) in self.check_rows(split, rows))
 
     @property
-    def _prefix_template(self) -> ChatTemplate | None:
-        """The template if answers have to be found by comparing texts with and without them.
+    def _template_without_marks(self) -> ChatTemplate | None:
+        """The template if answers have to be found by comparing renderings; else None.
 
         None if the template has generation marks, or the loss is not on answers alone.
         """
@@ -123,7 +123,7 @@ class Sft(ChatTask):
             return None
         return template
 
-    def _examples_of(self, split: Split) -> Iterator[Chat | Plain]:
+    def _chats_of_examples(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield one chat for each example.
 
         A row is one example, unless the template writes an earlier answer differently once another
@@ -132,68 +132,77 @@ class Sft(ChatTask):
         Raises:
             ConfigError: The template cannot write a row.
         """
-        template = self._prefix_template
+        template = self._template_without_marks
         for row in self._rows(split):
             if template is None or isinstance(row, Plain):
                 yield row
                 continue
             try:
-                parts = template.split_behind_answers(row.turns, row.tools, row.prompt_turns or 0)
+                conversations = template.split_behind_answers(
+                    row.turns, row.tools, row.prompt_turns or 0
+                )
             except TemplateFailed as error:
                 raise unwritable_row_error(template, split, row, error) from error
-            yield from (replace(row, turns=[*turns], only_last_trained=True) for turns in parts)
-            if not parts:
+            if not conversations:
                 yield row
+            for turns in conversations:
+                yield replace(row, turns=[*turns], only_last_trained=True)
 
     def _keep_single_answer(self, chat: Chat, template: ChatTemplate) -> Chat:
         """Mark a streamed chat as one example with one trained answer.
 
         Only if the template has no generation marks and writes an earlier answer differently once
-        another turn follows; any other chat is returned as it is.
+        another turn follows; any other chat is returned unchanged.
 
         Raises:
             ConfigError: Such a chat has several answers.
         """
-        if self._prefix_template:
-            parts = template.split_behind_answers(chat.turns, chat.tools, chat.prompt_turns or 0)
-        else:
-            parts = []
-        if len(parts) > 1:
+        if self._template_without_marks is None:
+            return chat
+        conversations = template.split_behind_answers(
+            chat.turns, chat.tools, chat.prompt_turns or 0
+        )
+        if not conversations:
+            return chat
+        if len(conversations) > 1:
             raise ConfigError(
-                f"it has {len(parts)} answers, and {template.origin}, without generation marks,"
-                " writes the earlier ones otherwise where later ones follow: each is an example of"
-                " its own, and a row of a stream is one. Take data.streaming=false, or a template"
-                " with marks, such as task.chat_template=chatml."
+                f"it has {len(conversations)} answers, and {template.origin}, which has no"
+                " generation marks, writes an answer differently once another turn follows. So"
+                " each answer is an example of its own, and a row of a stream is one example."
+                " Take data.streaming=false, or a template with marks, such as"
+                " task.chat_template=chatml."
             )
-        if parts:
-            return replace(chat, turns=[*parts[0]], only_last_trained=True)
-        return chat
+        return replace(chat, turns=[*conversations[0]], only_last_trained=True)
 
     def _note_answer_spans(self, split: Split) -> None:
-        """Note how answers are found, and warn if the template drops a part of them."""
-        template = self._prefix_template
+        """Note how answers are found, and warn if the template drops a part of them.
+
+        Only if the template has no generation marks; the first 100 rows show it.
+        """
+        template = self._template_without_marks
         if template is None:
             return
-        note = f"{template.origin} has no generation marks: answers are told apart by prefix"
-        examples = self._examples_of(
-            split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64))
+        first_rows = np.arange(min(len(split.rows), _FIRST_ROWS), dtype=np.int64)
+        last_answers = []
+        for row in self._chats_of_examples(split.take(first_rows)):
+            if isinstance(row, Chat) and row.only_last_trained:
+                last_answers.append(row)
+        note = (
+            f"{template.origin} has no generation marks: answers are found by comparing the text up"
+            " to each turn"
         )
-        last_answers = [row for row in examples if isinstance(row, Chat) and row.only_last_trained]
         if last_answers:
-            note += (
-                ", and written as when they are asked for, since later turns change earlier ones"
-            )
+            note += "; each is an example, since later turns change how earlier ones are written"
         if note not in self.notes:
             self.notes.append(note)
-        cut = sum(
-            row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools)
-            for row in last_answers
-        )
+        cut = 0
+        for row in last_answers:
+            cut += row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools)
         if cut:
             self.notes.append(
                 f"warning: {template.origin} leaves out a part of {cut:,} of the first"
-                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a template"
-                " with {% generation %} marks may keep it"
+                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a"
+                " template with {% generation %} marks may keep it"
             )
 
     def read(
@@ -204,10 +213,11 @@ class Sft(ChatTask):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read examples with `input_ids` and `targets`; with packing several rows in a block.
+        """Read examples with `input_ids` and `targets`; with packing a block holds several of them.
 
         The first evaluation split also sets `sample_prompt`, the prompt of `sample`. Notes say how
-        many rows became several examples or were dropped.
+        many
+        rows became several examples or were dropped.
 
         Raises:
             ConfigError: A row that the template cannot write, or without a target.
@@ -218,20 +228,22 @@ class Sft(ChatTask):
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and self.sample_prompt is None:
-            self.sample_prompt = self._question(part, tokenizer)
+            self.sample_prompt = self._prompt_to_sample(part, tokenizer)
         settings = (
             "sft",
             str(self.columns_of[split.key]),
-            self._prefix_template.key() if self._prefix_template else "",
+            self._template_without_marks.key() if self._template_without_marks else "",
         )
-        examples = self.encode_rows(part, tokenizer, lambda: self._examples_of(part), *settings)
+        examples = self.encode_rows(
+            part, tokenizer, lambda: self._chats_of_examples(part), *settings
+        )
         if len(examples) > len(part.rows):
             self.notes.append(
                 f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
                 " answer"
             )
         (learnt,) = self.drop_rows_without_target(
-            [examples], part, lambda: [row.row or 0 for row in self._examples_of(part)]
+            [examples], part, lambda: [row.row or 0 for row in self._chats_of_examples(part)]
         )
         if self.config.packing:
             return Packed(learnt, self.max_length)
@@ -246,27 +258,19 @@ class Sft(ChatTask):
         truncation removed its targets and `task.overlong_rows=drop`, marked for its batch to skip.
         """
         columns = self.columns_of[split.key]
-        template = self.template
-        encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
+        encoder = ChatEncoder(self.config, self.template, split, tokenizer, self.max_length)
 
-        def example(row: Row) -> Example:
+        def encode_row(row: Row) -> Example:
             try:
                 chat = chat_of(row, columns, self.roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
-            if type(chat) is not self.kinds[split.key]:
-                raise ConfigError(
-                    f"it has {row_kind(chat)}, and the first row has not. Write all of them alike."
-                )
-            if isinstance(chat, Chat):
-                assert template is not None
-                self.check_roles_and_keys(split, chat, template)
-                chat = self._keep_single_answer(chat, template)
+            chat = self._check_streamed(split, chat)
             arrays = {
                 name: np.asarray(values[0], dtype=np.int64)
                 for name, values in encoder([chat], True).items()
             }
-            if arrays[TARGETS][1:].any():
+            if arrays[TARGETS][1:].any():  # the first token is never predicted
                 return arrays
             tokens = len(encoder([chat], False)["input_ids"][0])
             if tokens <= self.max_length:
@@ -278,26 +282,44 @@ class Sft(ChatTask):
                 raise self.overlong_row_error("it", tokens)
             return arrays | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
-        examples = StreamedRows(rows.select_columns(columns.all), example, encoder.key())
+        examples = StreamedRows(
+            rows.select_columns([*columns.names, *columns.more]), encode_row, encoder.key()
+        )
         if self.config.overlong_rows is OverlongRows.drop:
             self._note_left_out(split, examples)
         return examples
 
+    def _check_streamed(self, split: Split, row: Chat | Plain) -> Chat | Plain:
+        """Check the kind, roles and keys of a streamed row; a chat is returned with one answer.
+
+        Raises:
+            ConfigError: See `check_rows` and `_keep_single_answer`.
+        """
+        if type(row) is not self.kinds[split.key]:
+            raise ConfigError(
+                f"it has {row_kind(row)}, unlike the first row. Write all rows alike."
+            )
+        if isinstance(row, Plain):
+            return row
+        assert self.template is not None
+        self.check_roles_and_keys(split, row, self.template)
+        return self._keep_single_answer(row, self.template)
+
     def _note_left_out(self, split: Split, examples: StreamedRows) -> None:
-        """Note how many of the first rows have no target and are left out of their batches.
+        """Note how many of the first 100 rows have no target and are left out of their batches.
 
         The other rows are only read during training.
 
         Raises:
-            ConfigError: All rows of the split are left out.
+            ConfigError: The split has no other rows, and all are left out.
         """
-        first = min(len(examples), _LOOKED_AT)
+        first = min(len(examples), _FIRST_ROWS)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
         if count == len(examples):
             raise self.all_rows_overlong_error(split)
         self.notes.append(
-            f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that"
-            f" carries loss are left out of their batches, {count:,} of the first {first:,} rows"
+            f"{split.key}: a row is left out of its batch if data.max_length={self.max_length} cuts"
+            f" off all that carries loss: {count:,} of the first {first:,} rows"
             " (task.overlong_rows=drop)"
         )
 
@@ -313,17 +335,17 @@ class Sft(ChatTask):
         its own, at position 0.
         """
         rows = [example["input_ids"] for example in examples]
-        marked = [
-            np.where(example[TARGETS] != 0, row, IGNORED)
-            for example, row in zip(examples, rows, strict=True)
-        ]
-        labels = pad(marked, IGNORED)
+        row_labels = []
+        for example, row in zip(examples, rows, strict=True):
+            row_labels.append(np.where(example[TARGETS] != 0, row, IGNORED))
+        labels = pad(row_labels, IGNORED)
         if SIZES not in examples[0]:
             return {**pad_inputs(examples, self.padding), "labels": labels}
-        positions = pad(
-            [np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples],
-            0,
-        )
+        # Packed: SIZES has the tokens of each document of a block.
+        row_positions = []
+        for example in examples:
+            row_positions.append(np.concatenate([np.arange(size) for size in example[SIZES]]))
+        positions = pad(row_positions, 0)
         labels[positions == 0] = IGNORED
         batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": positions}
         if self.one_row:
@@ -331,15 +353,17 @@ class Sft(ChatTask):
         return batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens without padding, and rows; in packed blocks documents instead of rows.
+        """Count the tokens of a batch without padding, and its rows.
 
-        A document has at least two tokens, a padding token is at position 0.
+        In packed blocks the documents are counted instead of rows. Each has two tokens or more, so
+        that one token is at position 1; at position 0 are its first token, and padding.
         """
         if "position_ids" not in batch:
             return super().sizes(batch)
         positions = batch["position_ids"]
         documents = int((positions == 1).sum())
-        return positions.numel() - int((positions == 0).sum()) + documents, documents
+        behind_first = int((positions > 0).sum())
+        return behind_first + documents, documents
 
     def running_metrics(self) -> MetricAccumulator:
         """Construct loss, perplexity and accuracy over target tokens."""
@@ -348,7 +372,9 @@ class Sft(ChatTask):
     # For people
     # ----------------------------------------------------------------------------------------------
 
-    def _question(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], str]:
+    def _prompt_to_sample(
+        self, split: Split, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], str]:
         """Return ids and text of the first row before its last answer, the prompt of `sample`."""
         row = next(self._rows(split))
         if isinstance(row, Plain):
@@ -380,18 +406,17 @@ class Sft(ChatTask):
         return text, continue_prompt(model, tokenizer, ids, self.config.sample_tokens, ends=ends)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Decode the first training row, with its targets between « and ».
+        """Decode the first training example that is not left out, targets between « and ».
 
-        In a mixture, the first row of its first source. None if none of the first rows is trained
-        on.
+        In a mixture it is from the first source. None if the first 100 examples are left out.
         """
         examples: Any = self.train
         if isinstance(examples, MixedExamples):
             examples = next(iter(examples.sources.values()))
         if isinstance(examples, Packed):
             examples = examples.documents
-        first_examples = (examples[index] for index in range(min(len(examples), _LOOKED_AT)))
-        example = next((example for example in first_examples if LEFT_OUT not in example), None)
-        if example is None:
-            return None
-        return marked_text(tokenizer, example)
+        for index in range(min(len(examples), _FIRST_ROWS)):
+            example = examples[index]
+            if LEFT_OUT not in example:
+                return marked_text(tokenizer, example)
+        return None

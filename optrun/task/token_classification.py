@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 USUAL_LABEL_LISTS = ("labels", "ner_tags", "tags", "label")
 MEAN_F1 = "f1_macro"
 """The main metric of labels that are no entities."""
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 Row = tuple[list[str], list[int]]
 """Words, and the class number of each."""
@@ -47,11 +47,11 @@ Row = tuple[list[str], list[int]]
 class TokenClassification(Task):
     """Lists of words to lists of labels.
 
-    The first piece of a word carries its label; the others have none.
+    The first token of a word has its label; its other tokens have none.
 
     Raises:
         ConfigError: No lists, lists of unequal length, a label unseen in training, a tokenizer that
-            does not say which piece belongs to which word.
+            does not say which token belongs to which word.
     """
 
     columns = ("text_column", "label_column")
@@ -60,7 +60,7 @@ class TokenClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the words of each training row, one a line, since each is encoded by itself."""
+        """Yield the words of each training row, one a line: they are tokenized one by one."""
         split = source.train
         column = words_column(source, split, _labels_column(source, split))
         return map("\n".join, _word_lists(split, column))
@@ -68,16 +68,16 @@ class TokenClassification(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the classes, the labels of each word, and their scheme of entities.
 
-        Sets `labels`, `label_lists`, `class_numbers` and `scheme`; without a scheme the main metric
-        becomes `f1_macro`. Notes say which.
+        Sets `labels`, `label_lists`, `class_numbers` and `scheme`. Without a scheme the main metric
+        becomes `f1_macro`; a note says what F1 is over.
 
         Raises:
             ConfigError: A slow tokenizer, a row without a list of labels, fewer than two classes.
         """
         if not tokenizer.is_fast:
             raise ConfigError(
-                f"task=token_classification: {type(tokenizer).__name__} does not say which piece is"
-                " of which word. Name a fast tokenizer with model.tokenizer."
+                f"task=token_classification: {type(tokenizer).__name__} does not say which token"
+                " belongs to which word. Name a fast tokenizer with model.tokenizer."
             )
         self.label_lists: dict[Split, ColumnLabels] = {}
         for split in source.splits:
@@ -91,7 +91,7 @@ class TokenClassification(Task):
         if self.scheme is None:
             self.main_metric = MEAN_F1
             note = (
-                f"{MEAN_F1} is the mean over labels: they are no entities"
+                f"{MEAN_F1} is the mean over labels, which follow no scheme of entities"
                 f" ({', '.join(entities.SCHEMES)})"
             )
         else:
@@ -125,7 +125,7 @@ class TokenClassification(Task):
         borders = lists.borders
         words_of_row = np.diff(borders)
         _expect_labels_for_words(split, column, label_column, words_of_row)
-        number_of_name = self.class_numbers.numbers_of_names(split, lists)
+        # 1. Choose rows, among those with a word.
         rows_with_words = np.flatnonzero(words_of_row)
         without_words = len(words_of_row) - len(rows_with_words)
         if without_words:
@@ -136,6 +136,8 @@ class TokenClassification(Task):
         chosen_rows = rows_with_words if indices is None else rows_with_words[indices]
         is_complete = indices is None and not without_words
         part = split if is_complete else split.take(chosen_rows)
+        # 2. Encode them.
+        number_of_name = self.class_numbers.numbers_of_names(split, lists)
 
         def rows() -> Iterator[Row]:
             for row, words in zip(chosen_rows.tolist(), _word_lists(part, column), strict=True):
@@ -145,40 +147,44 @@ class TokenClassification(Task):
         encoder, key = self._encoder(tokenizer)
         content = digest_if_known(part.content, "words", column, label_column, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
+        # 3. Count the words whose labels are lost.
         labelled = _count_labelled(examples)
-        cut = int(words_of_row[chosen_rows].sum()) - labelled
-        if cut > 0:
+        lost = int(words_of_row[chosen_rows].sum()) - labelled
+        if lost > 0:
             self.notes.append(
-                f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have"
-                " no piece"
+                f"{split.key}: the labels of {lost} words are lost: these words are beyond"
+                f" data.max_length={self.max_length}, or have no token"
             )
         if len(chosen_rows) and not labelled:
             raise ConfigError(
-                f"{split.key}: no word has a piece within data.max_length={self.max_length}."
+                f"{split.key}: no word has a token within data.max_length={self.max_length}. Raise"
+                " it."
             )
         return examples
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return an encoder of rows to `input_ids` and `labels`, and a digest of its settings."""
 
-        def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
-            texts = [words for words, _ in batch]
+        def encode_batch(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
+            word_lists = [words for words, _ in batch]
             longest = self.max_length if cut else None
-            encoding = tokenize_rows(tokenizer, texts, longest, is_split_into_words=True)
-            labels = [
-                _token_labels(encoding.word_ids(index), numbers)
-                for index, (_, numbers) in enumerate(batch)
-            ]
+            encoding = tokenize_rows(tokenizer, word_lists, longest, is_split_into_words=True)
+            labels = []
+            for index, (_, numbers) in enumerate(batch):
+                labels.append(_token_labels(encoding.word_ids(index), numbers))
             return {**model_inputs_of(encoding), "labels": labels}
 
-        return encoder, rows_key(tokenizer, "words", self.max_length)
+        return encode_batch, rows_key(tokenizer, "words", self.max_length)
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class."""
         return ModelNeeds(label_config(self.labels), self.max_length)
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make loss and accuracy over words; F1 of whole entities, or the mean F1 over labels."""
+        """Construct loss and accuracy over words, and F1 over entities or labels.
+
+        F1 is that of whole entities if the labels follow a scheme, else the mean over labels.
+        """
         return WordMetrics(self.labels, whole_entities=self.scheme is not None)
 
 
@@ -203,8 +209,8 @@ class WordMetrics(SummedMetrics):
     ) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
         """Count confusions of labels, shape (labels, labels), and entities.
 
-        Entities are counted by type and 0, 1 or 2 as `entities.count_entities` does; if the labels
-        are no entities the counter is empty.
+        Entities are counted as `entities.count_entities` does, by type and 0 (right), 1
+        (predicted) or 2 (actual). The counter is empty if the labels are no entities.
         """
         labels = batch["labels"].cpu().numpy()
         predicted = outputs.logits.argmax(-1).cpu().numpy()
@@ -220,20 +226,22 @@ class WordMetrics(SummedMetrics):
 
     def table(self) -> ClassTable:
         """Return the table of entities by type, or of words by label."""
-        _, _, counts, entity_counts = self.sums
+        _, _, confusions, entity_counts = self.sums
         if not self.whole_entities:
-            return table_of_classes(self.labels, counts)
+            return table_of_classes(self.labels, confusions)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
-        counts_by_type = [[entity_counts[kind, index] for kind in types] for index in range(3)]
-        return table_of_counts("entity", types, np.array(counts_by_type, dtype=np.int64))
+        counts = np.zeros((3, len(types)), dtype=np.int64)  # right, predicted, actual
+        for row in range(3):
+            counts[row] = [entity_counts[entity_type, row] for entity_type in types]
+        return table_of_counts("entity", types, counts)
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all words; loss and accuracy are NaN if there was none."""
-        total, count, counts, _ = self.sums
+        loss_sum, count, confusions, _ = self.sums
         count = count or math.nan
-        values = {"loss": total / count, "accuracy": float(np.trace(counts)) / count}
+        values = {"loss": loss_sum / count, "accuracy": float(np.trace(confusions)) / count}
         if not self.whole_entities:
-            return {**values, MEAN_F1: metrics.mean_f1(counts)}
+            return {**values, MEAN_F1: metrics.mean_f1(confusions)}
         micro = self.table().means[0]
         return {**values, "precision": micro.precision, "recall": micro.recall, "f1": micro.f1}
 
@@ -249,7 +257,11 @@ def _labels_column(source: Source, split: Split) -> str:
 
 
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
-    """Yield the words of each row; raises ConfigError at a row or word without a value."""
+    """Yield the words of each row.
+
+    Raises:
+        ConfigError: A row or a word without a value.
+    """
     for row, row_words in enumerate(values(split, column)):
         if row_words is None or any(word is None for word in row_words):
             raise ConfigError(
@@ -259,9 +271,9 @@ def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
 
 
 def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
-    """Refuse the first row with unequal numbers of words and labels.
+    """Refuse the first row that has not one label for each word.
 
-    That all rows are right is cached, so that the same rows are read for it once.
+    The result is cached if all rows are right, so that they are read for it once.
 
     Args:
         split: The rows.
@@ -287,23 +299,24 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
 
 
 def _count_labelled(examples: Examples) -> int:
-    """Count the tokens with a label; cached, with `_PIECE` tokens in memory at a time."""
+    """Count the tokens with a label; cached, with `_CHUNK` tokens in memory at a time."""
 
     def count() -> int:
         labels = examples.flat("labels")
         total = 0
-        for begin in range(0, len(labels), _PIECE):
-            total += int((labels[begin : begin + _PIECE] != IGNORED).sum())
+        for begin in range(0, len(labels), _CHUNK):
+            total += int((labels[begin : begin + _CHUNK] != IGNORED).sum())
         return total
 
     return cached_result(digest_if_known("labelled-1", examples.origin), count)
 
 
 def _token_labels(words: list[int | None], numbers: list[int]) -> list[int]:
-    """Label the first token of each word with its class, all other tokens with `IGNORED`.
+    """Label the first token of each word with its class, and all other tokens with `IGNORED`.
 
     Args:
-        words: The word of each token, as `BatchEncoding.word_ids`; None for a special token.
+        words: The index of each token's word, as `BatchEncoding.word_ids` returns it; None for a
+            special token.
         numbers: The class number of each word.
 
     Example:

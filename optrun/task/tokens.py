@@ -22,30 +22,27 @@ if TYPE_CHECKING:
     from optrun.data.examples import Example, Examples
     from optrun.data.source import Split
 
-NO_TOKEN = "an empty text, and a tokenizer that adds none of its own. Leave such rows out."
+NO_TOKEN = "the text is empty, and the tokenizer adds no special token. Leave such rows out."
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     """Serialize all settings of a tokenizer that decide the ids of a text, for cache keys."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        # How long a text may be is set anew at each call; the last call is no part of what the
-        # tokenizer is.
-        return json.dumps(
-            {**json.loads(backend.to_str()), "truncation": None, "padding": None}, sort_keys=True
-        )
-    settings = sorted(map(str, tokenizer.init_kwargs.items()))
-    return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
+    if backend is None:  # a slow tokenizer
+        settings = sorted(map(str, tokenizer.init_kwargs.items()))
+        return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
+    # Truncation and padding are those of the latest call; each call sets them anew.
+    values = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
+    return json.dumps(values, sort_keys=True)
 
 
 def added_begin_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a tokenizer's begin-of-text token, such as Llama's `<s>`; "" if it adds none.
+    """Return the begin-of-text token that a tokenizer adds, such as `<s>`; "" if it adds none.
 
-    A row that was written with a template has it already, and would begin twice.
+    A text that a chat template wrote may have it already, and must not begin twice.
     """
     ids = tokenizer("a", verbose=False)["input_ids"]
-    puts_begin = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
-    if puts_begin:
+    if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]:
         return str(tokenizer.bos_token)
     return ""
 
@@ -53,13 +50,16 @@ def added_begin_token(tokenizer: PreTrainedTokenizerBase) -> str:
 def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """List the ids that a tokenizer adds before and after a text, such as `<s>` of Llama.
 
-    Both are empty for GPT-2. A model that has never seen a text without them predicts badly if they
-    are missing.
+    Both are empty for GPT-2. They are found by encoding "a" with and without special tokens. A
+    model that has never seen a text without them predicts badly if they are missing.
     """
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     ids: list[int] = tokenizer("a")["input_ids"]
-    starts = range(len(ids) - len(plain) + 1)
-    begin = next((start for start in starts if ids[start : start + len(plain)] == plain), 0)
+    begin = 0
+    for start in range(len(ids) - len(plain) + 1):
+        if ids[start : start + len(plain)] == plain:
+            begin = start
+            break
     return ids[:begin], ids[begin + len(plain) :]
 
 
@@ -69,11 +69,11 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> li
     Behind an end-of-text token, which some tokenizers add, a model would write nothing. A begin
     token that a text has already is not added twice.
     """
-    start, _ = ids_around_text(tokenizer)
-    begin = added_begin_token(tokenizer)
-    texts_alone = [prompt.removeprefix(begin) for prompt in prompts]
-    rows = encode_to_inputs(tokenizer, texts_alone, None, add_special_tokens=False)["input_ids"]
-    return [start + ids for ids in rows]
+    before, _ = ids_around_text(tokenizer)
+    begin_token = added_begin_token(tokenizer)
+    bare_prompts = [prompt.removeprefix(begin_token) for prompt in prompts]
+    rows = encode_to_inputs(tokenizer, bare_prompts, None, add_special_tokens=False)["input_ids"]
+    return [before + ids for ids in rows]
 
 
 def largest_id_plus_one(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -110,9 +110,11 @@ def tokenize_rows(
             not.
         options: Further arguments of the tokenizer.
     """
-    sides = zip(*rows, strict=True) if rows and isinstance(rows[0], tuple) else [rows]
+    are_pairs = bool(rows) and isinstance(rows[0], tuple)
+    # The tokenizer takes pairs as two lists: the first texts, the second texts.
+    lists = zip(*rows, strict=True) if are_pairs else [rows]
     return tokenizer(
-        *map(list, sides),
+        *map(list, lists),
         truncation=longest is not None,
         max_length=longest,
         return_attention_mask=False,
@@ -124,13 +126,17 @@ def tokenize_rows(
 def encode_to_inputs(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: object
 ) -> dict[str, list[list[int]]]:
-    """Encode rows as `tokenize_rows`, to `input_ids` and, if there are any, `token_type_ids`."""
+    """Encode rows as `tokenize_rows` does.
+
+    Returns:
+        `input_ids` and, if the tokenizer returns them, `token_type_ids`.
+    """
     return model_inputs_of(tokenize_rows(tokenizer, rows, longest, **options))
 
 
-def model_inputs_of(made: PlainMapping) -> PlainDict:
+def model_inputs_of(encoding: PlainMapping) -> PlainDict:
     """Select `input_ids` and, if there are any, `token_type_ids` from a tokenizer's output."""
-    return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
+    return {name: encoding[name] for name in ("input_ids", "token_type_ids") if name in encoding}
 
 
 def interleave_columns(split: Split, columns: Sequence[str]) -> Iterator[str]:
@@ -139,43 +145,51 @@ def interleave_columns(split: Split, columns: Sequence[str]) -> Iterator[str]:
 
 
 def encode_rows(
-    part: Split,
+    split: Split,
     rows: Callable[[], Iterator[object]],
     tokenizer: PreTrainedTokenizerBase,
     longest: int,
     kind: str,
     *columns: str,
 ) -> Examples:
-    """Encode texts, or pairs of texts; cached for the same rows, columns, tokenizer and length.
+    """Encode texts, or pairs of texts, or map them from the cache.
+
+    The cache key covers the content of the split, kind, columns, tokenizer and length.
 
     Args:
-        part: The split that the rows are from.
+        split: Where the rows are from.
         rows: Yields the texts anew at each call; not called if they are cached.
         tokenizer: Of the model.
         longest: Tokens after which a row is truncated.
-        kind: Names the kind of rows, for the cache key.
-        columns: Columns of the texts, for the cache key.
+        kind: Names the kind of rows, such as `sequence`.
+        columns: Columns of the texts.
     """
-    encoder = text_encoder(tokenizer, longest)
-    key = rows_key(tokenizer, kind, longest)
-    content_key = digest_if_known(part.content, kind, *columns)
-    size = largest_id_plus_one(tokenizer)
-    return encode(rows, encoder, key, longest=longest, content=content_key, ids_below=size)
+    return encode(
+        rows,
+        text_encoder(tokenizer, longest),
+        rows_key(tokenizer, kind, longest),
+        longest=longest,
+        content=digest_if_known(split.content, kind, *columns),
+        ids_below=largest_id_plus_one(tokenizer),
+    )
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
-    """Return a function that encodes batches of texts or pairs, truncated if `cut` is true."""
+    """Return a function that encodes a batch of texts, or of pairs of texts.
+
+    It truncates them to `longest` tokens if its second argument is true.
+    """
     return lambda batch, cut: encode_to_inputs(tokenizer, batch, longest if cut else None)
 
 
-def example_of_one_row(made: Mapping[str, Iterable[object]]) -> Example:
-    """Convert a tokenizer's output for one row to an example of int64 arrays.
+def example_of_one_row(encoding: Mapping[str, Iterable[object]]) -> Example:
+    """Convert a tokenizer's output for a batch of one row to an example of int64 arrays.
 
     Raises:
         ConfigError: The row has no token.
     """
     example: Example = {
-        name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in made.items()
+        name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in encoding.items()
     }
     if not len(example["input_ids"]):
         raise ConfigError(f"it has no token: {NO_TOKEN}")

@@ -197,8 +197,7 @@ def test_words_beyond_the_length_are_counted(make_source: Make, make_task: Make)
     rows = {"tokens": [["cat"] * 30], "tags": [["A", "B"] * 15]}
     task = make_task("token_classification", make_source(rows, max_length=8))
     assert any(
-        note.startswith("data.eval: ") and "words stand beyond data.max_length=8" in note
-        for note in task.notes
+        note.startswith("data.eval: ") and "beyond data.max_length=8" in note for note in task.notes
     )
 
 
