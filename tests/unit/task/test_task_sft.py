@@ -416,7 +416,7 @@ def test_answers_that_later_turns_change_are_examples_of_their_own(
     assert texts[1].endswith("[user] a mat?[assistant] «yes.»")
     assert texts[2].endswith("[assistant] yes[user] why?[assistant]« unbelievable things.»")
     assert any("3 chats are 4 examples, one an answer" in note for note in task.notes)
-    assert any("written as when they are asked for" in note for note in task.notes)
+    assert any("each is an example" in note for note in task.notes)
     given = {"prompt": [CHATS[1][:3]], "completion": [CHATS[1][3:]]}
     task = make_task("sft", make_source(given, max_length=200), bpe, **options)
     assert len(task.train) == 1

@@ -199,9 +199,7 @@ def test_texts_that_are_met_later_are_looked_at(
         ConfigError, match=r"a\.jsonl: row 100: it has no token to learn: too short\. Leave"
     ):
         task.train[99]
-    with pytest.raises(
-        ConfigError, match=r"a\.jsonl: row 101: it has turns, and the first row has not"
-    ):
+    with pytest.raises(ConfigError, match=r"a\.jsonl: row 101: it has turns, unlike the first row"):
         task.train[100]
 
 
