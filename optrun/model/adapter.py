@@ -1,9 +1,8 @@
-"""Low-rank factors beside frozen weights: peft's layers, put into a transformers model in place.
+"""LoRA: low-rank factors beside frozen weights, by peft's layers in a transformers model.
 
-The model stays what it was: its class, its forward pass, the names of what was not touched. A
-matrix `query.weight` is
-`query.base_layer.weight` afterwards, and beside it train `query.lora_A.default.weight` and
-`query.lora_B...`: names of peft's, by which groups, state and checkpoints know them.
+The model is changed in place: its class, its forward pass and the names of all other modules stay.
+A matrix `query.weight` becomes `query.base_layer.weight`, and its factors are
+`query.lora_A.default.weight` and `query.lora_B.default.weight`, as peft names them.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
-"""What peft calls the only adapter of a model."""
+"""peft's name for the only adapter of a model."""
 _MARK = "_optrun_adapter"
 _LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
 """The number of a layer in the name of a module, as peft finds it."""
-_OF_LANGUAGE = (
+_LANGUAGE_MODELS = (
     "AutoModel",
     "AutoModelForCausalLM",
     "AutoModelForMaskedLM",
@@ -54,18 +53,17 @@ _TASK_TYPES = {
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
 }
-"""peft's words for them."""
+"""The `task_type` of peft for each."""
 
 
 @dataclass(frozen=True)
 class InjectedAdapter:
-    """What was put into a model.
+    """The adapter of a model.
 
     Attributes:
-        names: Parameters and buffers that the adapter has, or trains; the others are the base.
-        modules: Modules with factors, and modules that train whole.
-        base: Where others find the base: a hub name or a folder; None: its weights were made from a
-            seed.
+        names: Parameters and buffers that belong to the adapter; all others are the frozen base.
+        modules: Modules with factors, and modules that train in full.
+        base: Hub name or folder of the base; None: its weights were drawn from a seed.
     """
 
     names: frozenset[str]
@@ -82,7 +80,7 @@ def adapter_of(model: nn.Module) -> InjectedAdapter | None:
 
 
 def require_adapter(config: AdapterConfig) -> None:
-    """Refuse an adapter with a missing package, before anything is loaded.
+    """Refuse an adapter if its package is not installed, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.
@@ -105,33 +103,35 @@ def inject_adapter(
     dequantized: bool = False,
     meta: bool = False,
 ) -> list[str]:
-    """Freeze a model, and put the factors of peft beside its matrices.
+    """Freeze a model, and put the factors of LoRA beside its matrices.
 
     Args:
         config: The choice.
-        model: Changed in place: peft's modules stand for some of its own, and trained parameters
-            are float32.
-        auto_class: The transformers class that the task asked for; a language model's head belongs
-            to its base, any other head to the task, and trains in full.
+        model: Changed in place: peft's modules replace some of its own, and trained parameters
+            become float32.
+        auto_class: The transformers class that the task asked for. The head of a language model
+            belongs to the frozen base; any other head belongs to the task, and trains in full.
         new: Names of parameters that are in no file of weights; they must train.
         base: Hub name or folder of the weights; None: they were drawn from a seed.
         quantized: Quantise the frozen linear modules outside of the head.
-        dequantized: Replace them by plain modules with the quantised values.
+        dequantized: Then replace them by plain modules with the quantised values.
         meta: The model and its factors are on the meta device.
 
     Returns:
         Notes for the user.
 
     Raises:
-        ConfigError: peft is missing; names that match nothing, or only what they must not; a model
-            that a frozen base would not stay frozen in.
+        ConfigError: peft is missing; a name matches no module, or only modules that it must not
+            match; or the model has a base that would not stay frozen.
     """
     require_adapter(config)
     import peft
 
+    # 1. Decide which modules train in full, and which get factors.
     _refuse_running_statistics(model)
     saved = _modules_to_save(config, model, auto_class, list(new))
-    targets = _targets(config, model, saved, auto_class)
+    targets = _target_modules(config, model, saved, auto_class)
+    # 2. Quantise the others.
     notes = []
     if quantized:
         skipped = [*saved, *head_modules(model)]
@@ -139,12 +139,13 @@ def inject_adapter(
         notes.append(quantize(model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
-    names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+    # 3. Let peft replace modules.
+    same_names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on Conv1D, whose transposed weight peft knows
+            warnings.simplefilter("ignore")  # about Conv1D, whose weight is transposed
             lora = peft.LoraConfig(
-                **{name: getattr(config, name) for name in names},
+                **{name: getattr(config, name) for name in same_names},
                 target_modules=list(targets),
                 modules_to_save=saved or None,
                 bias=config.bias.value,
@@ -160,47 +161,62 @@ def inject_adapter(
             f"adapter={config.name}: peft cannot take this model: {message_in_one_line(error)}"
         ) from error
     for param in model.parameters():
-        if param.requires_grad:  # what trains is float32, whatever it stands beside
+        if param.requires_grad:  # in float32, also beside a base in 16 bits
             param.data = param.data.float()
+    # 4. Record what peft has replaced.
     modules = _find_adapter_modules(model)
     _refuse_other_modules(modules, AdapterModules(targets, saved))
     setattr(model, _MARK, InjectedAdapter(_adapter_names(model, modules), modules, base))
-    note = _note(config, model, modules)
+    note = _describe_adapter(config, model, modules)
     if meta and base is not None:
-        note += "; so does what its weights lack, which are not read here"
+        note += "; parameters that the weights lack train, too, but weights are not read here"
     return [note, *notes]
 
 
 def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
-    """Put the adapter of a model, if it has one, into another one of its class, on `meta`."""
-    adapter = adapter_of(model)
-    if adapter is not None:
-        import peft
+    """Put the adapter of a model into another model of its class, on the meta device.
 
-        plainly = replace(
-            model.peft_config[ADAPTER], init_lora_weights=True
-        )  # others look at the weights
-        peft.inject_adapter_in_model(plainly, plain, ADAPTER, low_cpu_mem_usage=True)
-        plain.peft_config = model.peft_config
-        setattr(plain, _MARK, adapter)
+    Does nothing if the first model has no adapter.
+    """
+    adapter = adapter_of(model)
+    if adapter is None:
+        return
+    import peft
+
+    # Other ways to initialise factors read the weights, and there are none on meta.
+    config = replace(model.peft_config[ADAPTER], init_lora_weights=True)
+    peft.inject_adapter_in_model(config, plain, ADAPTER, low_cpu_mem_usage=True)
+    plain.peft_config = model.peft_config
+    setattr(plain, _MARK, adapter)
 
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Collect weights and persistent buffers of the frozen base under their plain names."""
+    """Collect weights and persistent buffers of the frozen base by their names without adapter.
+
+    All tensors of a model without an adapter.
+    """
     adapter = adapter_of(model)
+    trained_modules: tuple[str, ...] = ()
+    adapter_names = frozenset[str]()
+    if adapter is not None:
+        trained_modules = tuple(f"{path}." for path in adapter.modules.saved)
+        adapter_names = adapter.names
     tensors: dict[str, Tensor] = {}
-    inside = () if adapter is None else tuple(f"{path}." for path in adapter.modules.saved)
-    adapter_names = frozenset() if adapter is None else adapter.names
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
-        plain = name.replace("base_layer.", "")
-        if name not in adapter_names and not name.startswith(inside) and plain not in tensors:
-            tensors[plain] = tensor.detach()
+        base_name = name.replace("base_layer.", "")
+        is_of_adapter = name in adapter_names or name.startswith(trained_modules)
+        if not is_of_adapter and base_name not in tensors:
+            tensors[base_name] = tensor.detach()
     return tensors
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Let a model compute as its frozen base alone; one without an adapter is left as it is."""
+    """Let a model compute as its frozen base alone inside this context.
+
+    Afterwards the adapter is enabled, and the same parameters train as before. A model without an
+    adapter is not changed.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -222,9 +238,9 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def merge_adapter(model: nn.Module) -> None:
-    """Add the factors to the weights they stand beside, in place.
+    """Add the factors to their weights, and remove the adapter, in place.
 
-    Afterwards the model is a plain one.
+    Afterwards the model is a plain one, whose parameters all train.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -251,7 +267,8 @@ def _modules_to_save(
     Args:
         config: The choice.
         model: Without factors.
-        auto_class: The transformers class that the task asked for.
+        auto_class: The transformers class that the task asked for; the head of a language model is
+            frozen.
         new: Names of parameters that are in no file of weights.
 
     Raises:
@@ -263,10 +280,11 @@ def _modules_to_save(
         saved = match_modules("adapter.modules_to_save", config.modules_to_save, modules)
         _refuse_to_save(config, model, saved, new)
         return saved
+    head = [] if auto_class in _LANGUAGE_MODELS else head_modules(model)
     saved = []
-    for path in [] if auto_class in _OF_LANGUAGE else head_modules(model):
-        # peft matches the ends of names: a norm above the blocks with the name of one inside of
-        # them stays frozen.
+    for path in head:
+        # peft matches the ends of names. A norm above the blocks stays frozen if norms in the
+        # blocks have its name, since peft would let these train, too.
         is_norm = "Norm" in type(model.get_submodule(path)).__name__
         ends_another = any(name != path and name.endswith(path) for name in modules)
         if not (is_norm and ends_another):
@@ -278,14 +296,18 @@ def _modules_to_save(
 def _refuse_to_save(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], new: Sequence[str]
 ) -> None:
-    """Refuse modules that share a weight, or that leave a parameter of `new` random."""
+    """Refuse configured modules that share a weight, or that leave a parameter of `new` untrained.
+
+    Raises:
+        ConfigError: With the module, and what to do.
+    """
     key = "adapter.modules_to_save"
     shared = shared_modules(model)
     for path in saved:
         if path in shared:
             raise ConfigError(
                 f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train"
-                " apart."
+                " apart. Leave it out."
             )
     for name in new:
         if not _is_inside_any(name, saved):
@@ -296,16 +318,18 @@ def _refuse_to_save(
             )
 
 
-def _targets(
+def _target_modules(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str
 ) -> list[str]:
     """List the modules that get factors.
 
+    `target_modules` chooses, then `exclude_modules` and `layers_to_transform` take away.
+
     Args:
-        config: Of its keys, `target_modules`, then `exclude_modules`, then `layers_to_transform`
-            choose; `rank_pattern` and `alpha_pattern` must match one of what is left.
+        config: The choice. Each of its `rank_pattern` and `alpha_pattern` must match a chosen
+            module.
         model: Without factors.
-        saved: Modules that train in full; neither they nor what is inside of them get factors.
+        saved: Modules that train in full; neither they nor modules inside of them get factors.
         auto_class: The transformers class that the task asked for.
 
     Raises:
@@ -325,7 +349,7 @@ def _targets(
     if not targets:
         raise ConfigError(
             f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors"
-            " beside. Leave one in."
+            " beside. Exclude fewer."
         )
     return targets
 
@@ -333,19 +357,19 @@ def _targets(
 def _default_targets(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str
 ) -> list[str]:
-    """List all linear modules outside of the head and of `saved`.
+    """List all linear modules outside of `saved`, and outside of a language model's head.
 
     Raises:
         ConfigError: There is none.
     """
     skipped = list(saved)
-    if auto_class in _OF_LANGUAGE:
+    if auto_class in _LANGUAGE_MODELS:
         skipped += head_modules(model)
     targets = [path for path in linear_modules(model) if not _is_inside_any(path, skipped)]
     if not targets:
         raise ConfigError(
             f"adapter.target_modules={config.target_modules or 'null'}: {type(model).__name__} has"
-            " no linear module besides its head. Name others."
+            " no linear module besides its head. Name other modules."
         )
     return targets
 
@@ -353,11 +377,11 @@ def _default_targets(
 def _named_targets(
     names: str | Sequence[str], model: PreTrainedModel, saved: Sequence[str]
 ) -> list[str]:
-    """List the modules that `adapter.target_modules` names, outside of `saved`.
+    """List the modules that `adapter.target_modules` names, without those inside of `saved`.
 
     Raises:
-        ConfigError: A name fits no module, or only some in `saved`; a module shares its weight with
-            another one.
+        ConfigError: A name fits no module, or all are inside of `saved`; a module shares its weight
+            with another one.
     """
     key = "adapter.target_modules"
     modules = [name for name, _ in model.named_modules() if name]
@@ -365,46 +389,50 @@ def _named_targets(
     targets = [path for path in named if not _is_inside_any(path, saved)]
     if not targets:
         raise ConfigError(
-            f"{key}={names}: matches only modules that train whole ({', '.join(saved)}): factors"
-            " would stand beside nothing that is frozen. Name others, or take them out by"
-            " adapter.modules_to_save."
+            f"{key}={names}: matches only modules that train in full ({', '.join(saved)}), and"
+            " factors go beside frozen ones. Name other modules, or name in"
+            " adapter.modules_to_save what is to train in full."
         )
     shared = shared_modules(model)
     for path in targets:
         if path in shared:
             raise ConfigError(
                 f"{key}={names}: {path} shares its weight with {shared[path]}: factors beside one"
-                " of them would make two weights of one."
+                " of them would make two weights of one. Leave it out."
             )
     return targets
 
 
 def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[str]:
-    """Return the modules inside of some layers; one outside of all layers is left out.
+    """Select the modules inside of some layers; a module outside of all layers is left out.
 
     Raises:
         ConfigError: A layer has none of them.
+
+    Example:
+        >>> _select_layers(1, ["h.0.attn.c_attn", "h.1.attn.c_attn", "lm_head"])
+        ['h.1.attn.c_attn']
     """
-    wanted = [layers] if isinstance(layers, int) else list(layers)
+    selected = [layers] if isinstance(layers, int) else list(layers)
     layer_of: dict[str, int] = {}
     for path in targets:
         match = _LAYER.match(path)
         if match is not None:
             layer_of[path] = int(match[1])
     existing = sorted(set(layer_of.values()))
-    for layer in wanted:
+    for layer in selected:
         if layer not in existing:
             raise ConfigError(
-                f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in:"
-                f" {', '.join(map(str, existing)) or 'none'}."
+                f"adapter.layers_to_transform={layers}: layer {layer} has no module to put factors"
+                f" beside. Layers that have: {', '.join(map(str, existing)) or 'none'}."
             )
-    return [path for path in targets if layer_of.get(path) in wanted]
+    return [path for path in targets if layer_of.get(path) in selected]
 
 
 def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
-    """Refuse a pattern of `rank_pattern` or `alpha_pattern` that matches no module.
+    """Refuse a key of `rank_pattern` or `alpha_pattern` that matches no module with factors.
 
-    A pattern matches the whole name of a module or its end behind a dot, as in peft.
+    A pattern matches the whole name of a module, or its end behind a dot, as in peft.
     """
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
@@ -418,7 +446,7 @@ def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
 
 
 def _is_inside_any(name: str, paths: Iterable[str]) -> bool:
-    """Tell whether a module or parameter is one of some modules, or inside of one."""
+    """Tell whether a module or parameter is one of some modules, or inside one of them."""
     return any(name == path or name.startswith(f"{path}.") for path in paths)
 
 
@@ -446,10 +474,10 @@ def _find_adapter_modules(model: nn.Module) -> AdapterModules:
 
 
 def _refuse_other_modules(replaced: AdapterModules, wanted: AdapterModules) -> None:
-    """Refuse names whose ends fit further modules, since peft has replaced those, too.
+    """Refuse names that also match further modules by their ends, since peft replaced those, too.
 
     Raises:
-        ConfigError: With the first module that peft should not have taken.
+        ConfigError: With the first module that peft should not have replaced.
     """
     for key, paths, wanted_paths in (
         ("target_modules", replaced.targets, wanted.targets),
@@ -465,7 +493,7 @@ def _refuse_other_modules(replaced: AdapterModules, wanted: AdapterModules) -> N
 
 
 def _adapter_names(model: nn.Module, modules: AdapterModules) -> frozenset[str]:
-    """Name the parameters and buffers of the adapter.
+    """List the parameters and buffers of the adapter.
 
     These are all parameters that train now, and all tensors of modules that train in full.
     """
@@ -474,26 +502,26 @@ def _adapter_names(model: nn.Module, modules: AdapterModules) -> frozenset[str]:
     return frozenset([*trained, *(name for name in model.state_dict() if name.startswith(copies))])
 
 
-def _note(config: LoraConfig, model: nn.Module, modules: AdapterModules) -> str:
+def _describe_adapter(config: LoraConfig, model: nn.Module, modules: AdapterModules) -> str:
     """Describe the adapter for the user: rank, modules, and the share of parameters that train."""
-    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in modules.targets))
-    if len(kinds) > 6:
-        kinds[6:] = ["..."]
     rank = f"{config.r}"
     if config.rank_pattern:
         rank += ", others by adapter.rank_pattern"
+    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in modules.targets))
+    if len(kinds) > 6:
+        kinds[6:] = ["..."]
     saved = ""
     if modules.saved:
-        saved = (
-            f"; {', '.join(modules.saved)} {'trains' if len(modules.saved) == 1 else 'train'} whole"
-        )
+        verb = "trains" if len(modules.saved) == 1 else "train"
+        saved = f"; {', '.join(modules.saved)} {verb} in full"
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     total = sum(tensor_sizes(model).values())
     for path in modules.saved:  # peft keeps the original beside the copy that trains
         original = model.get_submodule(f"{path}.original_module")
         total -= sum(param.numel() for param in original.parameters())
-    ratio = config.loraplus_lr_ratio
-    plus = "" if ratio is None else f"; B at {ratio:g} times the lr of A"
+    plus = ""
+    if config.loraplus_lr_ratio is not None:
+        plus = f"; B at {config.loraplus_lr_ratio:g} times the lr of A"
     return (
         f"adapter={config.name}: factors of rank {rank} beside"
         f" {plural(len(modules.targets), 'module')} ({', '.join(kinds)}){saved}: {trained:,} of"

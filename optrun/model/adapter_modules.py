@@ -30,7 +30,7 @@ class AdapterModules:
 
     Attributes:
         targets: Modules with factors.
-        saved: Modules that train whole.
+        saved: Modules that train in full.
     """
 
     targets: list[str]
@@ -38,7 +38,7 @@ class AdapterModules:
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """List the linear modules that factors can stand beside, GPT-2's `Conv1D` included.
+    """List the linear modules that can get factors, GPT-2's `Conv1D` included.
 
     Left out are
 
@@ -53,14 +53,14 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
 
     shared = shared_modules(model)
     has_experts = _has_stacked_experts(model)
-    attention_paths: tuple[str, ...] = ()
+    inside_attention: tuple[str, ...] = ()
     paths = []
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            attention_paths += (f"{path}.",)  # its projections come after it
+            inside_attention += (f"{path}.",)  # its projections come later in this loop
         if type(module).forward not in (nn.Linear.forward, Conv1D.forward):
             continue
-        if path in shared or path.startswith(attention_paths) or _read_by_kernel(model, path):
+        if path in shared or path.startswith(inside_attention) or _read_by_kernel(model, path):
             continue
         if has_experts and path.rpartition(".")[2] in _OF_EXPERTS:
             continue
@@ -77,34 +77,37 @@ def _has_stacked_experts(model: PreTrainedModel) -> bool:
 
 
 def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
-    """Tell whether a Mamba kernel reads a module's weight directly, past any adapter."""
+    """Tell whether a Mamba kernel reads a module's weight directly, so that factors do nothing.
+
+    Only `dt_proj` and `out_proj` of Mamba blocks, and every `out_proj` that peft refuses.
+    """
     parent, _, leaf = path.rpartition(".")
     if leaf not in ("dt_proj", "out_proj"):
         return False
-    block = type(model.get_submodule(parent)).__name__.lower()
-    refused = leaf == "out_proj" and getattr(model.config, "model_type", None) in _NO_OUT_PROJ
-    return "mamba" in block or refused
+    if "mamba" in type(model.get_submodule(parent)).__name__.lower():
+        return True
+    return leaf == "out_proj" and getattr(model.config, "model_type", None) in _NO_OUT_PROJ
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
     """List the head modules among the children of a model.
 
-    If it has a module for the model without head: the other children with parameters, but for
-    embeddings. Else those with the name of a head, or with the output layer inside.
+    If the model without its head is a child (`base_model_prefix`), all other children with
+    parameters, except embeddings. Else the children with a usual name of a head, or with the output
+    layer inside.
     """
     children = {name: child for name, child in model.named_children() if list(child.parameters())}
     base = children.get(type(model).base_model_prefix)
+    heads = []
     if base is not None:
         # A family may be called `JinaEmbeddingsV3`, and its head is no embedding.
         family = type(base).__name__.removesuffix("Model")
-        heads = []
         for name, child in children.items():
-            kind = type(child).__name__.removeprefix(family)
-            if child is not base and "Embed" not in kind:
+            is_embedding = "Embed" in type(child).__name__.removeprefix(family)
+            if child is not base and not is_embedding:
                 heads.append(name)
         return heads
     outputs = model.get_output_embeddings()
-    heads = []
     for name, child in children.items():
         holds_outputs = outputs is not None and outputs in set(child.modules())
         if _HEAD_NAME.search(name) or holds_outputs:
@@ -115,15 +118,15 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 def shared_modules(model: nn.Module) -> dict[str, str]:
     """Map each module with a shared parameter to another name of that parameter.
 
-    A module that stands in a model under two names shares nothing by that: its first name counts.
+    A module that is in a model under two names does not share by that: its first name counts.
     """
     paths = {path for path, _ in model.named_modules()}  # the first name of each module
-    names_by_id: dict[int, list[str]] = {}
+    names_of_param: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if name.rpartition(".")[0] in paths:
-            names_by_id.setdefault(id(param), []).append(name)
+            names_of_param.setdefault(id(param), []).append(name)
     shared: dict[str, str] = {}
-    for names in names_by_id.values():
+    for names in names_of_param.values():
         for name in names:
             others = [other for other in names if other != name]
             if others:
@@ -132,14 +135,18 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
 
 
 def match_modules(
-    key: str, names: str | Sequence[str], modules: Iterable[str], shown: Iterable[str] | None = None
+    key: str,
+    names: str | Sequence[str],
+    modules: Iterable[str],
+    shown: Iterable[str] | None = None,
 ) -> list[str]:
     r"""List the modules matched by names or one regular expression, as peft reads them.
 
     Args:
         key: The configuration key, for messages.
-        names: A regular expression, which must match whole names of modules; or names, each of one
-            module or the end of any number of names behind a dot.
+        names: A regular expression, which must match whole names of modules; or a list of names:
+            each matches a module of this name, and every module whose name ends with it behind a
+            dot.
         modules: Names of all modules.
         shown: Names that a message may suggest; None: all.
 
@@ -155,29 +162,29 @@ def match_modules(
         >>> match_modules("key", r"layer\.\d+\.(query|key)", ["layer.0.key", "layer.0"])
         ['layer.0.key']
     """
-    every = list(modules)
-    candidates = every if shown is None else list(shown)
+    all_names = list(modules)
+    candidates = all_names if shown is None else list(shown)
     if isinstance(names, str):
-        matches = [module for module in every if re.fullmatch(names, module)]
+        matches = [module for module in all_names if re.fullmatch(names, module)]
         if not matches:
             raise ConfigError(
-                f"{key}={names}: no module has such a name as a whole."
+                f"{key}={names}: this expression matches the whole name of no module."
                 f" {near_names(names, candidates)}"
             )
         return matches
     matched: set[str] = set()
     for name in names:
-        fitting = [module for module in every if f".{module}".endswith(f".{name}")]
+        fitting = [module for module in all_names if f".{module}".endswith(f".{name}")]
         if not fitting:
             raise ConfigError(
-                f"{key}={list(names)}: {name} is the name of no module, nor the end of one."
+                f"{key}={list(names)}: no module is called {name}, or ends with it."
                 f" {_suggest_ends(name, candidates)}"
             )
         matched.update(fitting)
-    return [module for module in every if module in matched]
+    return [module for module in all_names if module in matched]
 
 
 def _suggest_ends(name: str, modules: Sequence[str]) -> str:
-    """Suggest the ends of module names that are near a name, with as many parts as it has."""
+    """Suggest similar ends of module names, with as many parts between dots as a name has."""
     parts = name.count(".") + 1
     return near_names(name, dict.fromkeys(".".join(path.split(".")[-parts:]) for path in modules))

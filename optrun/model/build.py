@@ -84,7 +84,7 @@ def build_model(
         if isinstance(config, PretrainedConfig) and not meta:
             model, report = _load(config, auto, values, dtype, options)
             _refuse_other_weights(config, model, report)
-            new = _new_names(report)
+            new = _newly_drawn_names(report)
             notes = _loading_notes(report)
             grown, grown_notes = _grow_vocabulary(model, values)
             new += grown
@@ -170,7 +170,7 @@ def _load(
     return model, report
 
 
-def _new_names(report: Report) -> list[str]:
+def _newly_drawn_names(report: Report) -> list[str]:
     """List the parameters that the weights lack, or have in another shape."""
     mismatched = (
         str(entry[0] if isinstance(entry, tuple) else entry)
@@ -412,7 +412,7 @@ def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: R
     Raises:
         ConfigError: With up to four of their names.
     """
-    new_names = set(_new_names(report))
+    new_names = set(_newly_drawn_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = sorted(name for name in names if name in new_names)
     if 2 * len(new) <= len(names):
@@ -430,7 +430,9 @@ def _loading_notes(report: Report) -> list[str]:
     """Describe the weights that are new or left out after loading, one note for each reason."""
     names_by_note = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
-        "new, since the weights have another shape": _new_names({**report, "missing_keys": ()}),
+        "new, since the weights have another shape": _newly_drawn_names(
+            {**report, "missing_keys": ()}
+        ),
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
     return [

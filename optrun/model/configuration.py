@@ -94,8 +94,8 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
         values = _load_configuration(config)
         if getattr(values, "pad_token_id", None) is None and "pad_token_id" in spec.special_ids:
             values.pad_token_id = spec.special_ids["pad_token_id"]
-        _change(values, config.config, "model.config")
-    _refuse_kernels(config, values)
+        _set_values(values, config.config, "model.config")
+    _refuse_hub_kernels(config, values)
     _refuse_no_head(config, values, spec.auto_class)
     if getattr(values, "architectures", None) is None:
         # where one architecture has several heads, transformers looks through the list
@@ -177,7 +177,7 @@ def refuse_unknown(
             that is no model; a name that the architecture's configuration does not have.
     """
     if isinstance(config, FromConfigConfig):
-        values = _defaults(config)
+        values = _default_configuration(config)
     else:
         values = _load_configuration(config)
     _refuse_unknown_names(values, config.config, "model.config")
@@ -188,7 +188,7 @@ def refuse_unknown(
     _refuse_other_direction(config, values, auto_class)
 
 
-def _defaults(config: FromConfigConfig) -> TransformersConfig:
+def _default_configuration(config: FromConfigConfig) -> TransformersConfig:
     """Build the default configuration of an architecture.
 
     Raises:
@@ -226,19 +226,19 @@ def scratch_configuration(
         ConfigError: An unknown architecture or value, or one that the architecture's own checks
             refuse.
     """
-    values = _defaults(config)
+    values = _default_configuration(config)
     defaults = values.to_dict()
     if spec is not None and spec.vocab_size is not None:
-        _set(values, "vocab_size", spec.vocab_size)
+        _set_if_present(values, "vocab_size", spec.vocab_size)
         for name, number in spec.special_ids.items():
-            _set(values, name, number)
+            _set_if_present(values, name, number)
         if getattr(values, "is_encoder_decoder", False):
             values.decoder_start_token_id = spec.special_ids.get("pad_token_id", 0)
         if getattr(values, "forced_eos_token_id", None) is not None:
             values.forced_eos_token_id = spec.special_ids.get("eos_token_id")
     try:
-        _change(values, config.config, "model.config")
-        return _rebuilt(values, defaults)
+        _set_values(values, config.config, "model.config")
+        return _rebuild_with_derived_values(values, defaults)
     except ConfigError:
         raise
     except Exception as error:  # the checks of each configuration class
@@ -270,7 +270,7 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(
-            f"model.path={config.path}: {_why_not(config, error, missing)}"
+            f"model.path={config.path}: {_why_not_loaded(config, error, missing)}"
         ) from error
     if config.quantization is not None and getattr(values, "quantization_config", None) is not None:
         raise ConfigError(
@@ -281,7 +281,7 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
     return values
 
 
-def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
+def _why_not_loaded(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
     """Explain in a sentence why a configuration could not be loaded.
 
     missing: What `hub.why_cache_only` returned before.
@@ -306,7 +306,7 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
     return f"its config.json cannot be read: {message_in_one_line(error)}"
 
 
-def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
+def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None:
     """Refuse an attention or experts implementation called OWNER/NAME, unless code is trusted.
 
     It is code of the hub, which transformers would fetch and run. A model's own config.json may ask
@@ -342,7 +342,7 @@ def _settable_names(values: TransformersConfig) -> list[str]:
     )
 
 
-def _change(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
+def _set_values(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
     """Set the user's values in place, those of nested configurations, too.
 
     key: Of the values, such as `model.config`, for messages.
@@ -354,7 +354,7 @@ def _change(values: TransformersConfig, changes: Mapping[str, object], key: str)
     for name, value in changes.items():
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
-            _change(part, value, f"{key}.{name}")
+            _set_values(part, value, f"{key}.{name}")
         else:
             setattr(values, name, value)
             size_names = {*_SIZES, *(values.attribute_map.get(size) for size in _SIZES)}
@@ -379,14 +379,16 @@ def _refuse_unknown_names(
             _refuse_unknown_names(part, value, f"{key}.{name}")
 
 
-def _set(values: TransformersConfig, name: str, value: object) -> None:
+def _set_if_present(values: TransformersConfig, name: str, value: object) -> None:
     """Set a value of a configuration, or of its text part; one that neither has is ignored."""
     target = values if hasattr(values, name) else getattr(values, "text_config", None)
     if target is not None and hasattr(target, name):
         setattr(target, name, value)
 
 
-def _rebuilt(values: TransformersConfig, defaults: Mapping[str, object]) -> TransformersConfig:
+def _rebuild_with_derived_values(
+    values: TransformersConfig, defaults: Mapping[str, object]
+) -> TransformersConfig:
     """Build a configuration anew from its changed values, so that derived values fit them.
 
     defaults: What `to_dict` of the architecture's default configuration returned.

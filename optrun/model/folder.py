@@ -48,8 +48,8 @@ def refuse_broken_weights(path: str) -> None:
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
-        message = _no_weights(folder) or next(
-            filter(None, map(_broken, weight_files(folder))), None
+        message = _why_no_weights(folder) or next(
+            filter(None, map(_why_broken, weight_files(folder))), None
         )
     else:
         message = None
@@ -84,7 +84,7 @@ def _why_not_a_model(folder: Path, path: str) -> str | None:
     return "this folder has no config.json, so it holds no transformers model."
 
 
-def _no_weights(folder: Path) -> str | None:
+def _why_no_weights(folder: Path) -> str | None:
     """Explain why a folder has no weights to load.
 
     Only safetensors are opened, since others may run code.
@@ -123,7 +123,7 @@ def weight_files(folder: Path) -> Iterable[Path]:
     return files
 
 
-def _broken(path: Path) -> str | None:
+def _why_broken(path: Path) -> str | None:
     """Describe the damage of a safetensors file; None if it is intact.
 
     Only its header and its length are read, not its tensors. A pointer of Git LFS and a missing

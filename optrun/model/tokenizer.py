@@ -231,16 +231,20 @@ def train_tokenizer(
             " empty."
         )
     made_by = versions("tokenizers", "transformers")
-    key = digest("bpe-2", made_by, kind, str(vocab_size), str(MIN_FREQUENCY), *_bounded(texts()))
+    key = digest(
+        "bpe-2", made_by, kind, str(vocab_size), str(MIN_FREQUENCY), *_first_characters(texts())
+    )
     folder = cached(
-        "tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder)
+        "tokenizers",
+        key,
+        lambda folder: _train_and_save(_first_characters(texts()), vocab_size, kind, folder),
     )
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     _remember_limits(tokenizer)
     return tokenizer
 
 
-def _bounded(texts: Iterator[str]) -> Iterator[str]:
+def _first_characters(texts: Iterator[str]) -> Iterator[str]:
     """Yield the first 16 million characters of some texts, in pieces of at most 100,000.
 
     The trainer would hold the words of a longer piece in memory together.
@@ -256,7 +260,7 @@ def _bounded(texts: Iterator[str]) -> Iterator[str]:
         characters_left -= len(piece)
 
 
-def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> None:
+def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> None:
     """Train a byte-level BPE tokenizer with the special tokens of a kind of model, and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast

@@ -341,7 +341,7 @@ def test_explain_tells_what_trains(place: Path, capsys: pytest.CaptureFixture[st
     said = " ".join(capsys.readouterr().out.split())
     for fact in (
         "factors of rank 8",
-        "classifier trains whole",
+        "classifier trains in full",
         "% ",
         "adapter.default_lr_factor=0.5",
         "B at 16 times",

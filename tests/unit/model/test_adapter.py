@@ -325,7 +325,7 @@ REFUSED = [
         {"target_modules": "quer"},
         ["adapter.target_modules=quer", "as a whole", "query"],
     ),
-    (SEQUENCE, "bert", COMMON, {"target_modules": ["classifier"]}, ["train whole (classifier)"]),
+    (SEQUENCE, "bert", COMMON, {"target_modules": ["classifier"]}, ["train in full (classifier)"]),
     (
         SEQUENCE,
         "bert",
@@ -345,7 +345,7 @@ REFUSED = [
         "bert",
         COMMON,
         {"layers_to_transform": [0, 5]},
-        ["adapter.layers_to_transform=[0, 5]", "no layer 5"],
+        ["adapter.layers_to_transform=[0, 5]", "layer 5 has no module"],
     ),
     (
         SEQUENCE,

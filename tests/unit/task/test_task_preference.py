@@ -149,7 +149,7 @@ def test_rows_that_are_none(
 def test_some_pairs_alike_are_told(make_source: Make, make_task: Make) -> None:
     rows = {**TEXTS, "rejected": [TEXTS["chosen"][0], *TEXTS["rejected"][1:]]}
     task = make_task("preference", make_source(rows, max_length=64))
-    assert any("the same in 1 of 3 rows, row 1 the first" in note for note in task.notes)
+    assert any("the same in 1 of 3 rows, first in row 1" in note for note in task.notes)
 
 
 @pytest.mark.parametrize(
