@@ -1,4 +1,4 @@
-"""Which attention runs, on which device it can, and by what it keeps documents of a block apart."""
+"""Attention implementations: their devices, and how they keep the documents of a block apart."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ KEY = "model.attn_implementation"
 _FLEX = "flex_attention"
 _FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
-"""What configurations of transformers call the dropout of attention."""
+"""Names of the dropout of attention in configurations of transformers."""
 _INSTEAD = f"Take {KEY}=sdpa, or leave it null."
 
 
 def device_type(name: str) -> str:
-    """Return the device type of `training.device`, without starting the device."""
+    """Return the device type that `training.device` means, without starting the device.
+
+    `auto` is cuda if there is one, else mps, else cpu.
+    """
     if name != "auto":
         return name.partition(":")[0]
     if torch.cuda.is_available():
@@ -43,51 +46,53 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         precision: `training.precision`.
 
     Raises:
-        ConfigError: It does not exist, or its kernels run elsewhere, or in 16 bits alone.
+        ConfigError: It does not exist, its kernels do not run on the device, or they compute in 16
+            bits only.
     """
     chosen = config.attn_implementation
-    kind = device_type(device)
-    if chosen is None or "/" in chosen:  # code of the hub, which is refused elsewhere
+    if chosen is None or "/" in chosen:  # OWNER/NAME is code of the hub, refused elsewhere
         return
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     implementations = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if chosen not in implementations:
         raise ConfigError(
-            f"{KEY}={chosen}: transformers has no such attention."
+            f"{KEY}={chosen}: transformers has no attention of this name."
             f" {did_you_mean(chosen, implementations)}"
         )
+    kind = device_type(device)
     if chosen in (_FLEX, *_FLASH) and kind != "cuda":
         raise ConfigError(
-            f"{KEY}={chosen}: its kernels train on CUDA devices alone, and training.device={device}"
+            f"{KEY}={chosen}: its kernels train only on CUDA devices, and training.device={device}"
             f" is {kind} here. {_INSTEAD}"
         )
     if chosen in _FLASH and precision == "fp32":
         raise ConfigError(
-            f"{KEY}={chosen}: its kernels compute in 16 bits, and training.precision=fp32. Take "
-            f"training.precision=bf16, or {KEY}=sdpa."
+            f"{KEY}={chosen}: its kernels compute in 16 bits, and training.precision=fp32. Take"
+            f" training.precision=bf16, or {KEY}=sdpa."
         )
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Name the implementation in force, by transformers' name."""
+    """Return the transformers name of the attention implementation that a model uses."""
     return str(getattr(model.config, "_attn_implementation", None) or "eager")
 
 
 def refuse_attention_dropout(model: PreTrainedModel) -> None:
-    """Refuse attention dropout with FlexAttention.
+    """Refuse a model with attention dropout if it uses FlexAttention, which has none.
 
     Raises:
-        ConfigError: With the value of the model's configuration.
+        ConfigError: With the key of the dropout and its value.
     """
     if attention_of(model) != _FLEX:
         return
     values = model.config.get_text_config()
     for name in _DROPOUTS:
-        if getattr(values, name, 0):
+        probability = getattr(values, name, 0)
+        if probability:
             raise ConfigError(
-                f"{KEY}={_FLEX}: it has no dropout, and {name} of this model's configuration is "
-                f"{getattr(values, name)}. Take model.config.{name}=0, or {KEY}=sdpa."
+                f"{KEY}={_FLEX}: it has no dropout, and this model's configuration has"
+                f" {name}={probability}. Take model.config.{name}=0, or {KEY}=sdpa."
             )
 
 
@@ -97,12 +102,15 @@ def needs_device(model: PreTrainedModel) -> bool:
 
 
 def needs_one_row_batch(model: PreTrainedModel) -> bool:
-    """Tell whether documents are kept apart only if a batch is one row, as in flash attention."""
+    """Tell whether documents are kept apart only if a batch is a single row.
+
+    So it is in flash attention.
+    """
     return attention_of(model) in _FLASH
 
 
 def describe_document_masking(model: PreTrainedModel, key: str) -> str:
-    """Describe how attention is kept within each document of a packed block, for the user.
+    """Describe for the user how attention stays within each document of a packed block.
 
     Args:
         model: A built model.
@@ -122,14 +130,14 @@ def describe_document_masking(model: PreTrainedModel, key: str) -> str:
 def plain_attention(model: nn.Module) -> Iterator[None]:
     """Use eager attention in place of flash and flex attention inside this context.
 
-    Not every device has these. The configurations are changed, and restored at the end.
+    Eager attention runs on every device. The configurations are restored at the end.
 
     Args:
-        model: A transformers model; parts of it may have configurations of their own.
+        model: A transformers model; its submodules may have configurations of their own.
     """
-    configs: dict[int, Any] = {}
-    for part in model.modules():
-        config = getattr(part, "config", None)
+    configs: dict[int, Any] = {}  # by identity: modules share them
+    for module in model.modules():
+        config = getattr(module, "config", None)
         if getattr(config, "_attn_implementation", None) in (_FLEX, *_FLASH):
             configs[id(config)] = config
     before = {number: config._attn_implementation for number, config in configs.items()}

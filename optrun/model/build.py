@@ -50,7 +50,7 @@ def build_model(
     adapter: AdapterConfig | None = None,
     meta: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Build the model on the CPU.
+    """Build the model of a task on the CPU, with its start weights and its adapter.
 
     Args:
         config: The model choice.
@@ -59,12 +59,12 @@ def build_model(
         meta: Build shapes alone, on the meta device; no weights are read.
 
     Returns:
-        The model, and notes for the user (which weights are new, which of the file were left out).
+        The model, and notes for the user: which weights are new, and which of the file are unused.
 
     Raises:
         ConfigError: An unknown architecture, path or configuration value; weights that are no
-            safetensors; a model with too few positions, with no head for the task, or with one that
-            sees the tokens it should predict; an adapter that does not fit it.
+            safetensors; a model with too few positions, with no head for the task, or that sees the
+            tokens it should predict; an adapter that does not fit it.
     """
     import transformers
 
@@ -72,38 +72,39 @@ def build_model(
     transformers.utils.logging.disable_progress_bar()
     auto = getattr(transformers, spec.auto_class)
     values = configuration(config, spec)
-    dtype = _dtype(config)
     options: dict[str, object] = {}
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
+    if isinstance(config, PretrainedConfig):
+        options["trust_remote_code"] = config.trust_remote_code
     notes: list[str] = []
     new: list[str] = []
+    # 1. Load the weights, or draw them.
     try:
-        if isinstance(config, PretrainedConfig):
-            options["trust_remote_code"] = config.trust_remote_code
         if isinstance(config, PretrainedConfig) and not meta:
-            model, report = _load(config, auto, values, dtype, options)
+            model, report = _load(config, auto, values, _dtype(config), options)
             _refuse_other_weights(config, model, report)
             new = _newly_drawn_names(report)
-            notes = _loading_notes(report)
             grown, grown_notes = _grow_vocabulary(model, values)
             new += grown
             redrawn, redrawn_notes = _redraw_head(auto, model, config, spec, new)
             new += redrawn
-            notes += [*grown_notes, *redrawn_notes]
+            notes = [*_loading_notes(report), *grown_notes, *redrawn_notes]
         else:
             with torch.device("meta" if meta else "cpu"):
-                model = auto.from_config(values, dtype=dtype, **options)
+                model = auto.from_config(values, dtype=_dtype(config), **options)
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
         raise ConfigError(
             f"{name_of_model(config)}: cannot be built for this task: {message_in_one_line(error)}"
         ) from error
+    # 2. Refuse a model that does not fit the tokenizer, the texts or the task.
     _refuse_other_vocabulary(config, model, spec)
     _refuse_padded_positions(config, model, spec)
     if not meta and spec.auto_class == CAUSAL:
         refuse_noncausal_model(config, model)
+    # 3. Freeze it, and add the factors of the adapter.
     if isinstance(adapter, LoraConfig):
         notes += _inject(config, spec, adapter, model, new, meta=meta)
     return model, notes
@@ -120,7 +121,8 @@ def _inject(
 ) -> list[str]:
     """Put an adapter into a model, and return notes for the user.
 
-    new: Names of parameters that are in no file of weights; they train in full.
+    new: Names of parameters that are in no file of weights; they train in full. A note warns of a
+    base from scratch, whose frozen weights are random.
     """
     base = _origin(config)
     new = set(new)
@@ -135,8 +137,8 @@ def _inject(
     )
     if base is None and not meta:
         notes.append(
-            f"warning: model={config.name} starts from scratch: what adapter={adapter.name}"
-            " freezes is random"
+            f"warning: model={config.name} starts from scratch, so the weights that"
+            f" adapter={adapter.name} freezes are random"
         )
     return notes
 
@@ -150,16 +152,17 @@ def _load(
 ) -> tuple[PreTrainedModel, Report]:
     """Load a pretrained model, with the loading info of transformers.
 
-    If the user asks for a larger vocabulary, the embedding still has its stored size.
+    The embedding has its stored size, even if `values` has a larger vocabulary;
+    `_grow_vocabulary` enlarges it afterwards.
     """
-    stored = copy.deepcopy(values)
+    loadable = copy.deepcopy(values)
     size = stored_vocab_size(config)
-    text = stored.get_text_config()
-    if size is not None and size < getattr(text, "vocab_size", 0):
-        text.vocab_size = size
+    text_config = loadable.get_text_config()
+    if size is not None and size < getattr(text_config, "vocab_size", 0):
+        text_config.vocab_size = size
     model, report = auto.from_pretrained(
         str(Path(config.path).expanduser()),
-        config=stored,
+        config=loadable,
         dtype=dtype,
         revision=config.revision,
         use_safetensors=True,
@@ -172,17 +175,18 @@ def _load(
 
 def _newly_drawn_names(report: Report) -> list[str]:
     """List the parameters that the weights lack, or have in another shape."""
-    mismatched = (
-        str(entry[0] if isinstance(entry, tuple) else entry)
-        for entry in report.get("mismatched_keys", ())
-    )
-    return [*map(str, report.get("missing_keys", ())), *mismatched]
+    names = list(map(str, report.get("missing_keys", ())))
+    for entry in report.get("mismatched_keys", ()):
+        # A name, or a tuple of the name and two shapes.
+        names.append(str(entry[0] if isinstance(entry, tuple) else entry))
+    return names
 
 
 def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
-    """Tell whether the classes of the stored head are not those of the rows, or in another order.
+    """Tell whether the classes of the stored head differ from those of the rows.
 
-    False for a model from scratch, weights without such a head, and rows without classes.
+    Another order differs, too. False for a model from scratch, weights without a head for the task,
+    and rows without classes.
     """
     id2label = spec.config.get("id2label")
     if not isinstance(config, PretrainedConfig) or not isinstance(id2label, dict):
@@ -194,7 +198,7 @@ def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
 def _redraw_head(
     auto: Any, model: PreTrainedModel, config: ModelConfig, spec: ModelSpec, new: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Redraw the head in place if its classes are others, even if their number is the same.
+    """Redraw the head in place if its classes differ from the rows', even if their number is equal.
 
     The parameters of the head are those whose shape depends on the number of classes. Weights are
     normal with the model's `initializer_range`, biases 0, as transformers draws them.
@@ -204,7 +208,7 @@ def _redraw_head(
         model: The model.
         config: The model choice.
         spec: Has the classes of the rows.
-        new: Parameters that are drawn already.
+        new: Parameters that are drawn already; they stay.
 
     Returns:
         Names of the redrawn parameters, and notes for the user; both empty if the classes are the
@@ -212,11 +216,13 @@ def _redraw_head(
     """
     if not _has_other_classes(config, spec):
         return [], []
+    # 1. Find the head: its shapes differ in a model with one class more.
     values = copy.deepcopy(model.config)
     values.num_labels = model.config.num_labels + 1
     with torch.device("meta"):
         larger = auto.from_config(values)
     larger_shapes = {name: param.shape for name, param in larger.named_parameters()}
+    # 2. Draw it.
     std = float(getattr(model.config, "initializer_range", 0.02))
     redrawn = []
     for name, param in model.named_parameters():
@@ -236,31 +242,35 @@ def _redraw_head(
 def _grow_vocabulary(
     model: PreTrainedModel, values: TransformersConfig
 ) -> tuple[list[str], list[str]]:
-    """Enlarge the embedding in place to `model.config.vocab_size`; existing rows stay.
+    """Enlarge the embedding in place to the configured vocabulary; existing rows stay.
 
     New rows are drawn around the mean of the old ones, as transformers does.
+
+    Args:
+        model: As `_load` returns it.
+        values: Its configuration, with the configured `vocab_size`.
 
     Returns:
         Names of the parameters that grew, and notes for the user; both empty if the size is the
         stored one.
     """
     size = getattr(values.get_text_config(), "vocab_size", None)
-    stored = getattr(model.config.get_text_config(), "vocab_size", size)
-    if size is None or stored == size:
+    stored_size = getattr(model.config.get_text_config(), "vocab_size", size)
+    if size is None or stored_size == size:
         return [], []
     shapes = {name: param.shape for name, param in model.named_parameters()}
     model.resize_token_embeddings(size)
     grown = [name for name, param in model.named_parameters() if shapes[name] != param.shape]
     return grown, [
-        f"model.config.vocab_size={size}: the {stored:,} rows of the embedding stay, and"
-        f" {size - stored:,} are added, drawn around their mean"
+        f"model.config.vocab_size={size}: the {stored_size:,} rows of the embedding stay, and"
+        f" {size - stored_size:,} are added, drawn around their mean"
     ]
 
 
 def build_with_start_weights(
     config: ModelConfig, kind: type[Any], values: TransformersConfig
 ) -> tuple[PreTrainedModel, str | None]:
-    """Build a model of a given class and configuration with its start weights.
+    """Build a model of a given class and configuration with the weights that training starts from.
 
     Args:
         config: The model choice.
@@ -268,11 +278,11 @@ def build_with_start_weights(
         values: Its configuration.
 
     Returns:
-        The model, and where its weights lie; None: they were made from the seed of torch's
-        generator.
+        The model, and the hub name or folder of its weights; None: they were drawn from the seed of
+        torch's generator.
 
     Raises:
-        ConfigError: There are no such weights.
+        ConfigError: The weights cannot be loaded.
     """
     if not isinstance(config, PretrainedConfig):
         return kind._from_config(values, dtype=_dtype(config)), None
@@ -290,7 +300,7 @@ def build_with_start_weights(
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(
-            f"model.path={config.path}: the base cannot be loaded: {message_in_one_line(error)}"
+            f"model.path={config.path}: this model cannot be loaded: {message_in_one_line(error)}"
         ) from error
     return model, _origin(config)
 
@@ -302,7 +312,7 @@ def _dtype(config: ModelConfig) -> torch.dtype:
 
 
 def _origin(config: ModelConfig) -> str | None:
-    """Return where a model's start weights lie: a hub name, or an absolute folder.
+    """Return the hub name or absolute folder of a model's start weights.
 
     None for a model from scratch.
     """
@@ -315,34 +325,29 @@ def _origin(config: ModelConfig) -> str | None:
 
 
 def _refuse_other_vocabulary(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Refuse a tokenizer with more entries than the embedding has rows, or of other weights.
+    """Refuse a tokenizer with more entries than the embedding has rows, or with far fewer.
 
-    A tokenizer counts as one of other weights if it uses less than half of a pretrained embedding.
-    Models without text, or without an embedding of known size, pass.
+    One that uses less than half of a pretrained embedding belongs to other weights. Models without
+    text, or without an embedding of known size, pass.
 
     Raises:
         ConfigError: With both sizes, and what to change.
     """
     size = spec.vocab_size
-    if size is None:
-        return
     rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    if rows is None:
+    if size is None or rows is None:
         return
-    pretrained = isinstance(config, PretrainedConfig)
+    is_pretrained = isinstance(config, PretrainedConfig)
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
-    message = f"{key}: the tokenizer has {size:,} entries, the model embeds {rows:,}:"
-    advice = "Take the model's own tokenizer, whole"
+    message = f"{key}: the tokenizer has {size:,} entries, the embedding {rows:,} rows:"
+    advice = "Take the model's own tokenizer, unchanged"
     if size > rows:
-        if pretrained:
-            advice += (
-                f", or model.config.vocab_size={size}, which adds rows and keeps those that are"
-                " there"
-            )
-        raise ConfigError(f"{message} the others have no row. {advice}.")
-    if pretrained and size < _LEAST_USED * rows:
+        if is_pretrained:
+            advice += f", or model.config.vocab_size={size}, which adds rows and keeps the old ones"
+        raise ConfigError(f"{message} the other entries have no row. {advice}.")
+    if is_pretrained and size < _LEAST_USED * rows:
         raise ConfigError(
-            f"{message} this is no tokenizer of these weights. {advice}, or"
+            f"{message} this is not the tokenizer of these weights. {advice}, or"
             f" model.config.vocab_size={size} for a new embedding."
         )
 
@@ -350,8 +355,8 @@ def _refuse_other_vocabulary(config: ModelConfig, model: PreTrainedModel, spec: 
 def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
     """Refuse texts longer than the positions of models such as RoBERTa.
 
-    Their position ids begin at `padding_idx + 1`, so that the embedding has that many rows more
-    than positions.
+    Their position ids begin at `padding_idx + 1`, so that this many rows of the embedding of
+    positions are never used by a token.
 
     Raises:
         ConfigError: As `refuse_long`.
@@ -360,11 +365,10 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
         return
     for name, module in model.named_modules():
         padding = getattr(module, "padding_idx", None)
-        if (
-            name.endswith("position_embeddings")
-            and isinstance(module, nn.Embedding)
-            and padding is not None
-        ):
+        is_position_embedding = name.endswith("position_embeddings") and isinstance(
+            module, nn.Embedding
+        )
+        if is_position_embedding and padding is not None:
             refuse_long(config, module.num_embeddings - padding - 1, spec)
 
 
@@ -372,14 +376,16 @@ def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
     """Refuse a model whose prediction of the next token depends on later tokens.
 
     It is run on two texts of eight tokens that differ in the last four; the logits of the first
-    four must be the same. Mode and random state stay as they were.
+    four must be the same. Mode and random state are restored.
 
     Raises:
         ConfigError: They are not, or the model cannot run on eight tokens.
     """
+    # 1. Two texts: equal ids at 0 to 3, other ids at 4 to 7.
     size = model.get_input_embeddings().num_embeddings
     ids = torch.arange(8, device=model.device).remainder(size).repeat(2, 1)
     ids[1, 4:] = (ids[1, 4:] + size // 2) % size
+    # 2. Their logits at 0 to 3.
     was_training = model.training
     model.eval()
     try:
@@ -391,6 +397,7 @@ def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
         ) from error
     finally:
         model.train(was_training)
+    # 3. Compare them, up to rounding.
     first, second = logits.float()
     tolerance = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
     scale = max(1.0, float(first.abs().max()))
@@ -407,7 +414,7 @@ def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
 
 
 def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: Report) -> None:
-    """Refuse weights of another model: more than half of the tensors would be new.
+    """Refuse weights of another model: more than half of the parameters would be new.
 
     Raises:
         ConfigError: With up to four of their names.
@@ -417,24 +424,26 @@ def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: R
     new = sorted(name for name in names if name in new_names)
     if 2 * len(new) <= len(names):
         return
-    why = "are called otherwise"
+    reason = "have other names there"
     if len(list(report.get("mismatched_keys", ()))) > len(new) / 2:
-        why = "have another shape than its config.json says"
+        reason = "have another shape than its config.json says"
     raise ConfigError(
         f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in its"
-        f" weights, or {why}: {list_names(new, 4)}. config.json and weights are not of one model."
+        f" weights, or {reason}: {list_names(new, 4)}. Its config.json and its weights belong to"
+        " different models: take both from one folder."
     )
 
 
 def _loading_notes(report: Report) -> list[str]:
-    """Describe the weights that are new or left out after loading, one note for each reason."""
-    names_by_note = {
+    """Describe the weights that are new or unused after loading, one note for each reason."""
+    mismatched = _newly_drawn_names({**report, "missing_keys": ()})
+    names_by_reason = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
-        "new, since the weights have another shape": _newly_drawn_names(
-            {**report, "missing_keys": ()}
-        ),
+        "new, since the weights have another shape": mismatched,
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
-    return [
-        f"{note}: {list_names(sorted(names), 4)}" for note, names in names_by_note.items() if names
-    ]
+    notes = []
+    for reason, names in names_by_reason.items():
+        if names:
+            notes.append(f"{reason}: {list_names(sorted(names), 4)}")
+    return notes

@@ -106,10 +106,10 @@ class ChunkedForward:
             row_losses: tuple[Tensor, ...] = _RowLosses.apply(
                 states[is_target].to(dtype), self.head.weight, self.head.bias, labels[is_target]
             )
-        losses, even, predicted = row_losses
+        losses, uniform_losses, predicted = row_losses
         return TargetLosses(
             losses.mean(),
-            even.mean(),
+            uniform_losses.mean(),
             losses.new_zeros(is_target.shape).masked_scatter(is_target, losses),
             torch.zeros_like(labels).masked_scatter(is_target, predicted),
         )
@@ -129,54 +129,64 @@ class _RowLosses(torch.autograd.Function):
         ctx.save_for_backward(states, weight, bias, targets)  # type: ignore[arg-type]
         ctx.set_materialize_grads(False)
         exact = torch.promote_types(states.dtype, torch.float32)
-        losses, even = (states.new_zeros(len(states), dtype=exact) for _ in range(2))
+        losses = states.new_zeros(len(states), dtype=exact)
+        uniform_losses = torch.zeros_like(losses)
         predicted = torch.zeros_like(targets)
         for rows, logits in _logits(states, weight, bias):
-            total = logits.logsumexp(1)
-            losses[rows] = total - logits.gather(1, targets[rows, None])[:, 0]
-            even[rows] = total - logits.mean(1)
+            # Cross-entropy: log sum exp z - z[target], and its mean over all targets.
+            log_sum = logits.logsumexp(1)
+            losses[rows] = log_sum - logits.gather(1, targets[rows, None])[:, 0]
+            uniform_losses[rows] = log_sum - logits.mean(1)
             predicted[rows] = logits.argmax(1)
         ctx.mark_non_differentiable(predicted)
-        return losses, even, predicted
+        return losses, uniform_losses, predicted
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: BackwardCFunction, losses: Tensor | None, even: Tensor | None, _: object
+        ctx: BackwardCFunction, losses: Tensor | None, uniform_losses: Tensor | None, _: object
     ) -> tuple[Tensor | None, ...]:
         """Compute the gradients of states, weight and bias; None where none is needed.
 
         For a row with logits z, p = softmax(z), and gradients a of its loss and b of its loss with
         a uniform target: dz = (a + b) p - a [target] - b / vocabulary.
+
+        Args:
+            ctx: Has the inputs of `forward`.
+            losses: a; None: 0.
+            uniform_losses: b; None: 0.
+            _: The gradient of the predictions, which have none.
         """
         states, weight, bias, targets = ctx.saved_tensors  # type: ignore[misc]
         zero = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
-        a, b = (zero if grad is None else grad for grad in (losses, even))
-        of_states, of_weight, of_bias = (
-            torch.zeros_like(tensor) if needs_grad else None
-            for tensor, needs_grad in zip(
-                (states, weight, bias), ctx.needs_input_grad, strict=False
-            )
-        )
+        a = zero if losses is None else losses
+        b = zero if uniform_losses is None else uniform_losses
+        needs_states, needs_weight, needs_bias, _ = cast("tuple[bool, ...]", ctx.needs_input_grad)
+        states_grad = torch.zeros_like(states) if needs_states else None
+        weight_grad = torch.zeros_like(weight) if needs_weight else None
+        bias_grad = torch.zeros_like(bias) if needs_bias else None
         for rows, logits in _logits(states, weight, bias):
             grad = torch.softmax(logits, 1).mul_((a + b)[rows, None])
             grad.scatter_add_(1, targets[rows, None], -a[rows, None])
-            if even is not None:
+            if uniform_losses is not None:
                 grad.sub_(b[rows, None] / len(weight))
-            if of_bias is not None:
-                of_bias += grad.sum(0)
+            if bias_grad is not None:
+                bias_grad += grad.sum(0)
             grad = grad.to(states.dtype)
-            if of_states is not None:
-                of_states[rows] = grad @ weight.to(states.dtype)
-            if of_weight is not None and of_weight.dtype is states.dtype:
-                of_weight.addmm_(grad.T, states[rows])
-            elif of_weight is not None:
-                of_weight += grad.T @ states[rows]
-        return of_states, of_weight, of_bias, None
+            if states_grad is not None:
+                states_grad[rows] = grad @ weight.to(states.dtype)
+            if weight_grad is not None and weight_grad.dtype is states.dtype:
+                weight_grad.addmm_(grad.T, states[rows])
+            elif weight_grad is not None:
+                weight_grad += grad.T @ states[rows]
+        return states_grad, weight_grad, bias_grad, None
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of rows with their logits in float32 at least, at most `CHUNK` at once."""
+    """Yield slices of rows with their logits, at most `CHUNK` logits at once.
+
+    In float32 at least; a slice has at least one row.
+    """
     weight = weight.to(states.dtype)
     bias = None if bias is None else bias.to(states.dtype)
     step = max(1, CHUNK // len(weight))
@@ -189,8 +199,8 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
 def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
     """Explain why `ChunkedForward` would not compute a model's own loss; None: it would.
 
-    Two rows of four tokens show it. The output head must be a plain linear layer, the logits its
-    output times a constant (1 if it has a bias), and the loss their mean cross-entropy.
+    Both are compared on two rows of four tokens. The output head must be a plain linear layer, the
+    logits its output times a constant (1 if it has a bias), and the loss their mean cross-entropy.
 
     Args:
         model: With its weights, on a device where it runs. Its mode and forward pass are restored.
@@ -201,7 +211,7 @@ def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        return f"its output head is a {type(head).__name__}, and no plain linear map"
+        return f"its output head is a {type(head).__name__}, not a plain linear layer"
     ids = torch.arange(8, device=model.device).view(2, 4) % len(head.weight)
     is_exact = model.dtype in (torch.float32, torch.float64)
     tolerance = _TOLERANCE if is_exact else _TOLERANCE_IN_16_BITS
@@ -222,6 +232,7 @@ def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         return f"it cannot be tried on four tokens: {message_in_one_line(error)}"
     finally:
+        # `ChunkedForward` has set both, as attributes of the instances.
         vars(head).pop("forward", None)
         vars(model).pop("forward", None)
         if forward_before is not None:
@@ -237,18 +248,20 @@ def _returns_head_output(
 ) -> bool:
     """Tell whether a model's logits are the output of its head times a constant.
 
-    The constant must be 1 if the head has a bias. The head returns fixed values from -50 to 50
-    meanwhile, so that a cap shows.
+    The constant must be 1 if the head has a bias. The head is replaced for one forward pass: it
+    returns fixed values from -50 to 50, so that a cap of the logits shows.
     """
 
     def fixed_output(states: Tensor) -> Tensor:
         values = torch.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, states.numel())
         return values.to(states).view_as(states)
 
+    # Any logits have the shape of its input here: the model passes them on unread.
     output = fixed_output(torch.empty(*ids.shape, head.in_features, device=ids.device)).double()
     vars(head)["forward"] = fixed_output
     logits = model(input_ids=ids).logits.double()
     del head.forward
+    # The constant by least squares.
     scale = float((logits * output).sum() / output.square().sum())
     if scale != 1 and head.bias is not None:
         return False

@@ -175,7 +175,7 @@ def test_from_scratch_the_model_is_published_merged(
         "training.max_steps=2",
     ]
     assert optrun(*words, "checkpoint.save_steps=2", "hydra.run.dir=gpt") == 0
-    assert "what adapter=lora freezes is random" in capsys.readouterr().out
+    assert "the weights that adapter=lora freezes are random" in capsys.readouterr().out
     published = load_file("gpt/model/model.safetensors")
     assert not [name for name in published if "lora" in name]
     assert optrun("export", "gpt", "whole", "merge=true") == 0

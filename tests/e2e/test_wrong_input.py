@@ -32,7 +32,7 @@ COMMAND_LINE = [
     (["training.device=tpu"], ["training.device=tpu", "cuda"]),
     (
         ["model.attn_implementation=spda"],
-        ["model.attn_implementation=spda", "no such attention", "sdpa"],
+        ["model.attn_implementation=spda", "no attention of this name", "sdpa"],
     ),
     (
         ["model.attn_implementation=flex_attention", "training.device=cpu"],

@@ -140,7 +140,7 @@ def test_log_probabilities_of_pairs(name: str, whole: bool) -> None:
         model, (wanted.logps * weights).sum() + whole * (wanted.nll * weights).sum()
     )
     ChunkedForward(model, shift=True)
-    found = chunked_pair_outputs(model, given, whole=whole)
+    found = chunked_pair_outputs(model, given, nll_of_prompt=whole)
     grads = gradients(model, (found.logps * weights).sum() + whole * (found.nll * weights).sum())
     torch.testing.assert_close(found.logps, wanted.logps, rtol=1e-12, atol=1e-12)
     if whole:

@@ -423,7 +423,7 @@ def test_a_tokenizer_that_is_not_of_the_embedding(bert: Path, entries: int) -> N
     """
     wrong = replace(spec(MASKED), vocab_size=entries)
     said = (
-        rf"model.path: the tokenizer has {entries:,} entries, the model embeds"
+        rf"model.path: the tokenizer has {entries:,} entries, the embedding"
         rf" .*model.config.vocab_size={entries}"
     )
     for meta in (False, True):

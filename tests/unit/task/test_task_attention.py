@@ -242,7 +242,7 @@ def test_plain_attention_runs_anywhere() -> None:
 @pytest.mark.parametrize(
     ("chosen", "device", "precision", "facts"),
     [
-        ("spda", "cpu", "fp32", ["spda", "no such attention", "Did you mean sdpa"]),
+        ("spda", "cpu", "fp32", ["spda", "no attention of this name", "Did you mean sdpa"]),
         ("flex_attention", "cpu", "fp32", ["training.device=cpu", "CUDA", "sdpa"]),
     ],
 )
