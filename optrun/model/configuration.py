@@ -1,7 +1,7 @@
 """The transformers configuration of a model.
 
-It begins with the values of the architecture or of the pretrained model; values of the user replace
-some, and values that the data decide replace others.
+It begins with the values of the architecture or of the pretrained model. The user's values replace
+some of them, and values that follow from the data replace others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIZES = (
     "num_hidden_layers",
     "vocab_size",
 )
-"""Of every architecture, by the names of transformers; none of them may be 0."""
+"""Sizes of an architecture, by the names of transformers; none of them may be 0."""
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
@@ -58,7 +58,7 @@ class ModelSpec:
         max_length: int | None,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> ModelSpec:
-        """Make the requirements of a task with a tokenizer; None: the model reads no text."""
+        """Construct the requirements of a task with a tokenizer; None: the model reads no text."""
         if tokenizer is None:
             return cls(auto_class, config, max_length)
         return cls(auto_class, config, max_length, vocab_size(tokenizer), special_ids(tokenizer))
@@ -67,8 +67,8 @@ class ModelSpec:
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
     """Return the ids of special tokens by their names in a transformers configuration.
 
-    Tokens that the tokenizer lacks are left out, but `sep_token_id` stands in for a missing
-    `eos_token_id`, and `cls_token_id` for a missing `bos_token_id`. None: an empty dict.
+    Tokens that the tokenizer lacks are left out, except that `sep_token_id` replaces a missing
+    `eos_token_id`, and `cls_token_id` a missing `bos_token_id`. Empty without a tokenizer.
     """
     ids = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
     # An encoder's tokenizer ends a text with [SEP], which a model that looks for the end must find.
@@ -79,7 +79,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
 
 
 def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
-    """Make the transformers configuration of a model for a task.
+    """Build the transformers configuration of a model for a task.
 
     A pretrained configuration without a padding token gets the tokenizer's.
 
@@ -88,6 +88,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
             implementation; an encoder for a decoder's task, or the reverse; too few positions; no
             head for the task.
     """
+    # 1. The values of the architecture or model, changed by the user.
     if isinstance(config, FromConfigConfig):
         values = scratch_configuration(config, spec)
     else:
@@ -98,10 +99,12 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     _refuse_hub_kernels(config, values)
     _refuse_no_head(config, values, spec.auto_class)
     if getattr(values, "architectures", None) is None:
-        # where one architecture has several heads, transformers looks through the list
+        # transformers iterates over it if an architecture has several heads
         values.architectures = []
+    # 2. Values that follow from the data.
     for name, value in spec.config.items():
         setattr(values, name, value)
+    # 3. What only the final values show.
     _refuse_other_direction(config, values, spec.auto_class)
     positions = getattr(values.get_text_config(), "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
@@ -112,8 +115,8 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
 def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
     """List the class names of a pretrained model's head, by number.
 
-    None: a model from scratch, an `id2label` that the user sets, weights without a head of this
-    kind, or a head with a single output.
+    None for a model from scratch, if the user sets `id2label`, for weights without a head of this
+    auto class, and for a head with a single output.
     """
     if not isinstance(config, PretrainedConfig) or "id2label" in config.config:
         return None
@@ -128,22 +131,22 @@ def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
 
 
 def _names_by_number(config: PretrainedConfig) -> dict[int, str]:
-    """Read the class names of a folder with `label2id` alone; otherwise empty.
+    """Read the class names of a model whose config.json has `label2id`, but no `id2label`.
 
-    transformers would call them LABEL_0, LABEL_1.
+    transformers would call its classes LABEL_0, LABEL_1. Empty for all other models.
     """
-    from transformers import PretrainedConfig as Stored
+    from transformers import PretrainedConfig as TransformersConfig
 
     folder = str(Path(config.path).expanduser())
-    stored, _ = Stored.get_config_dict(folder, revision=config.revision)
-    numbers = stored.get("label2id") or {}
-    if "id2label" in stored or sorted(numbers.values()) != list(range(len(numbers))):
+    stored, _ = TransformersConfig.get_config_dict(folder, revision=config.revision)
+    label2id = stored.get("label2id") or {}
+    if "id2label" in stored or sorted(label2id.values()) != list(range(len(label2id))):
         return {}
-    return {number: name for name, number in numbers.items()}
+    return {number: name for name, number in label2id.items()}
 
 
 def router_loss_coef(model: PreTrainedModel) -> float | None:
-    """Return the coefficient of a model's router loss; None: it returns no such loss."""
+    """Return the coefficient of a model's load-balancing loss; None: it returns no such loss."""
     values = model.config.get_text_config()
     if not getattr(values, "output_router_logits", False):
         return None
@@ -173,8 +176,8 @@ def refuse_unknown(
         base: Keys of `parametrization.base`.
 
     Raises:
-        ConfigError: An architecture that does not exist, or one without a head for the task; a path
-            that is no model; a name that the architecture's configuration does not have.
+        ConfigError: An unknown architecture, or one without a head for the task; a path without a
+            model; a name that the architecture's configuration does not have.
     """
     if isinstance(config, FromConfigConfig):
         values = _default_configuration(config)
@@ -192,7 +195,8 @@ def _default_configuration(config: FromConfigConfig) -> TransformersConfig:
     """Build the default configuration of an architecture.
 
     Raises:
-        ConfigError: transformers does not know it, or it consists of parts that must be given.
+        ConfigError: transformers does not know it, or it is composed of other configurations, which
+            must be given.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -207,15 +211,15 @@ def _default_configuration(config: FromConfigConfig) -> TransformersConfig:
         return AutoConfig.for_model(config.model_type)
     except Exception as error:  # composites ask for their parts, each with an error of its own
         raise ConfigError(
-            f"model.model_type={config.model_type}: it cannot be made from scratch without parts:"
-            f" {message_in_one_line(error)}"
+            f"model.model_type={config.model_type}: its configuration has parts that must be given,"
+            f" so that it cannot be made from scratch: {message_in_one_line(error)}"
         ) from error
 
 
 def scratch_configuration(
     config: FromConfigConfig, spec: ModelSpec | None = None
 ) -> TransformersConfig:
-    """Make the configuration of an architecture, with the values of `model.config`.
+    """Build the configuration of a model from scratch, with the values of `model.config`.
 
     Args:
         config: The model choice.
@@ -243,7 +247,8 @@ def scratch_configuration(
         raise
     except Exception as error:  # the checks of each configuration class
         raise ConfigError(
-            f"model.config: {type(values).__name__} refuses it: {message_in_one_line(error)}"
+            f"model.config: {type(values).__name__} refuses these values:"
+            f" {message_in_one_line(error)}"
         ) from error
 
 
@@ -251,8 +256,8 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
     """Load the transformers configuration of `model.path`.
 
     Raises:
-        ConfigError: No such folder or hub name; no model, or broken weights in the folder; weights
-            that are quantised already, with `model.quantization`.
+        ConfigError: There is no such folder or hub name; the folder has no model, or broken
+            weights; the weights are quantised already, and `model.quantization` is set.
     """
     from transformers import AutoConfig
 
@@ -261,7 +266,8 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
     refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
         raise ConfigError(
-            f"model.path={config.path}: no such local folder (looked from {Path.cwd()})."
+            f"model.path={config.path}: no such local folder (looked from {Path.cwd()}), and no"
+            " name of the hub."
         )
     missing = hub.why_cache_only(config.path)
     try:
@@ -275,20 +281,23 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
     if config.quantization is not None and getattr(values, "quantization_config", None) is not None:
         raise ConfigError(
             f"model.quantization={config.quantization}: the weights of model.path={config.path} are"
-            " quantised already. Name the model that they were made of."
+            " quantised already. Name the model that they were quantised from."
         )
     refuse_broken_weights(config.path)
     return values
 
 
 def _why_not_loaded(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
-    """Explain in a sentence why a configuration could not be loaded.
+    """Explain in a sentence why a configuration could not be loaded, and what to do.
 
-    missing: What `hub.why_cache_only` returned before.
+    Args:
+        config: The model choice.
+        error: What transformers raised.
+        missing: What `hub.why_cache_only` returned before.
     """
     if "custom code" in str(error):
         return (
-            "it comes with code of its own, which is not run. Where you trust it:"
+            "it comes with Python code of its own, which optrun does not run. If you trust it:"
             " model.trust_remote_code=true on the command line."
         )
     if not Path(config.path).expanduser().is_dir():
@@ -300,8 +309,8 @@ def _why_not_loaded(config: PretrainedConfig, error: Exception, missing: str | N
         close = nearest(model_type[1], list(CONFIG_MAPPING))
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         return (
-            f"model_type={model_type[1]} of its config.json: transformers {__version__} has no such"
-            f" architecture.{hint}"
+            f"model_type={model_type[1]} in its config.json: transformers {__version__} does not"
+            f" know this architecture.{hint}"
         )
     return f"its config.json cannot be read: {message_in_one_line(error)}"
 
@@ -309,8 +318,11 @@ def _why_not_loaded(config: PretrainedConfig, error: Exception, missing: str | N
 def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None:
     """Refuse an attention or experts implementation called OWNER/NAME, unless code is trusted.
 
-    It is code of the hub, which transformers would fetch and run. A model's own config.json may ask
-    for it, in a nested configuration, too.
+    It is code of the hub, which transformers would fetch and run. The user may ask for it, or the
+    model's own config.json, also in a nested configuration.
+
+    Raises:
+        ConfigError: With the key and the implementation.
     """
     if getattr(config, "trust_remote_code", False):
         return
@@ -324,28 +336,29 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
             key = f"{name} of its {type(part).__name__}"
             implementations.append((key, getattr(part, f"_{name}", None)))
     for key, value in implementations:
+        # A mapping has an implementation for each part of a model.
         for chosen in value.values() if isinstance(value, dict) else [value]:
             if isinstance(chosen, str) and "/" in chosen:
                 raise ConfigError(
-                    f"{where}{key}={chosen}: this is code of the hub, which is not run. Expected"
-                    " an implementation of transformers itself, such as sdpa or eager."
+                    f"{where}{key}={chosen}: this is code of the hub, which optrun does not run."
+                    " Take an implementation of transformers itself, such as sdpa or eager."
                 )
 
 
 def _settable_names(values: TransformersConfig) -> list[str]:
-    """List the public attributes that a user may set in a configuration."""
+    """List the public attributes that a user may set in a configuration, sorted."""
     names = set(values.to_dict()) | set(getattr(values, "attribute_map", {}))
-    return sorted(
-        name
-        for name in names
-        if not name.startswith("_") and name not in ("model_type", "transformers_version")
-    )
+    names -= {"model_type", "transformers_version"}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def _set_values(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
-    """Set the user's values in place, those of nested configurations, too.
+    """Set the user's values in place, also those of nested configurations.
 
-    key: Of the values, such as `model.config`, for messages.
+    Args:
+        values: Changed in place.
+        changes: The user's values; a mapping changes a nested configuration.
+        key: Key of the values, such as `model.config`, for messages.
 
     Raises:
         ConfigError: A name that the configuration does not have, or a size below 1.
@@ -365,7 +378,11 @@ def _set_values(values: TransformersConfig, changes: Mapping[str, object], key: 
 def _refuse_unknown_names(
     values: TransformersConfig, changes: Mapping[str, object], key: str
 ) -> None:
-    """Refuse changes to attributes that a configuration does not have, nested ones, too."""
+    """Refuse changes to attributes that a configuration does not have, also in nested ones.
+
+    Raises:
+        ConfigError: With the name, and the nearest one that exists.
+    """
     attributes = _settable_names(values)
     for name, value in changes.items():
         if name not in attributes:
@@ -380,7 +397,7 @@ def _refuse_unknown_names(
 
 
 def _set_if_present(values: TransformersConfig, name: str, value: object) -> None:
-    """Set a value of a configuration, or of its text part; one that neither has is ignored."""
+    """Set a value of a configuration, or of its text part; do nothing if neither has it."""
     target = values if hasattr(values, name) else getattr(values, "text_config", None)
     if target is not None and hasattr(target, name):
         setattr(target, name, value)
@@ -389,22 +406,30 @@ def _set_if_present(values: TransformersConfig, name: str, value: object) -> Non
 def _rebuild_with_derived_values(
     values: TransformersConfig, defaults: Mapping[str, object]
 ) -> TransformersConfig:
-    """Build a configuration anew from its changed values, so that derived values fit them.
+    """Construct a configuration anew from its changed values, so that derived values follow.
 
-    defaults: What `to_dict` of the architecture's default configuration returned.
+    Constructors derive values from others, such as a head size from the hidden size.
+
+    Args:
+        values: The configuration with its changes.
+        defaults: `to_dict` of the architecture's default configuration.
     """
-    changed = {
-        name: value
-        for name, value in values.to_dict().items()
-        if name not in defaults or defaults[name] != value
-    }
-    for name in ("transformers_version", "model_type"):
-        changed.pop(name, None)
+    changed = {}
+    for name, value in values.to_dict().items():
+        is_changed = name not in defaults or defaults[name] != value
+        if is_changed and name not in ("transformers_version", "model_type"):
+            changed[name] = value
     return type(values)(**changed)
 
 
 def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
-    """Refuse an architecture for which transformers has no model of the task."""
+    """Refuse an architecture for which transformers has no model of the task.
+
+    A model with code of its own (`auto_map`) passes: only that code knows its heads.
+
+    Raises:
+        ConfigError: With the auto class and the architecture.
+    """
     import transformers
 
     mapping = getattr(transformers, auto_class)._model_mapping
@@ -421,8 +446,8 @@ def _refuse_other_direction(
 ) -> None:
     """Refuse an encoder as a causal model, and a decoder as a masked one.
 
-    Only architectures that can be either are refused, and encoder-decoders as causal models:
-    `is_decoder` says knowingly what is meant.
+    Only if transformers has a masked model of the architecture, which may be either, or for an
+    encoder-decoder as a causal model. `model.config.is_decoder` chooses deliberately.
 
     Raises:
         ConfigError: With the architecture, a better choice, and the value of `is_decoder`.
@@ -444,8 +469,8 @@ def _refuse_other_direction(
     else:
         return
     raise ConfigError(
-        f"{name_of_model(config)}: {values.model_type} is {kind}. For {advice};"
-        f" model.config.is_decoder={str(not is_decoder).lower()} makes it one knowingly."
+        f"{name_of_model(config)}: {values.model_type} is {kind}. For {advice}. To train it all the"
+        f" same: model.config.is_decoder={str(not is_decoder).lower()}."
     )
 
 
@@ -453,15 +478,17 @@ def refuse_long(config: ModelConfig, positions: int, spec: ModelSpec) -> None:
     """Refuse examples longer than a model has positions for.
 
     Raises:
-        ConfigError: With the longest that fits, and how to change a model from scratch.
+        ConfigError: With the largest length that fits, and how to change a model from scratch.
     """
     if spec.max_length is None or spec.max_length <= positions:
         return
-    targets = " and task.max_target_length" if spec.auto_class == "AutoModelForSeq2SeqLM" else ""
+    target_key = ""
+    if spec.auto_class == "AutoModelForSeq2SeqLM":
+        target_key = " and task.max_target_length"
     larger = ""
     if isinstance(config, FromConfigConfig):
         larger = " or a larger model.config.max_position_embeddings"
     raise ConfigError(
-        f"data.max_length={spec.max_length}: the model has positions for {positions} tokens. "
-        f"Take data.max_length={positions}{targets}{larger}."
+        f"data.max_length={spec.max_length}: the model has positions for {positions} tokens."
+        f" Take data.max_length={positions}{target_key}{larger}."
     )

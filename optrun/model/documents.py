@@ -1,4 +1,4 @@
-"""Whether a decoder keeps documents of one block apart where their positions begin anew."""
+"""Check that a decoder keeps the documents of a block apart by their positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NEAR = 1e-4
-"""How far logits may differ, in units of their spread: other shapes are summed in another order."""
+"""Largest difference of equal logits, in units of their standard deviation: with other shapes,
+kernels sum in another order."""
 _NEAR_IN_16_BITS = 3e-2
 
 
@@ -24,63 +25,63 @@ def refuse_mixed_documents(
     key: str = "task.document_masking=true",
     autocast: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Refuse a model that mixes the documents of a block.
+    """Refuse a model whose tokens see other documents of their block.
 
-    transformers builds a block-diagonal mask where position ids that begin anew come without an
-    attention mask; not every architecture takes part. So it is tried: two short documents in one
-    block, then the second behind another first one, then the second alone; in a batch of two rows,
-    unless a batch has to be one.
+    transformers builds a block-diagonal mask if position ids that start again come without an
+    attention mask, but not for every architecture. So it is tried with a block of two short
+    documents: the logits of the second one must not change with the first document, nor if it is
+    alone. A batch has two rows, or one if the attention needs that.
 
     Args:
-        model: In any mode; put back into it. On a device where its attention runs, with real
-            weights.
-        key: What asks for it, for messages.
-        autocast: The precision it trains in; None: that of its weights.
+        model: On a device where its attention runs, with real weights. Its mode is restored.
+        key: The option that asks for separate documents, for messages.
+        autocast: The context of the training's precision; None: that of the weights.
 
     Raises:
         ConfigError: With the model's class and what it does.
     """
-    name = type(model).__name__
-    training = model.training
+    # 1. Blocks of two documents with four tokens each; another first document.
     rows = 1 if needs_one_row_batch(model) else 2
-    ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(
-        2, model.config.get_text_config().vocab_size
-    )
+    vocabulary = max(2, model.config.get_text_config().vocab_size)
+    ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % vocabulary
     changed_ids = torch.cat([ids[:, :4].flip(1), ids[:, 4:]], dim=1)
     positions = torch.arange(4, device=model.device).repeat(rows, 2)
+    # 2. Logits of the second document: in the block, behind the other one, and alone.
+    was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), without_cache_and_padding_check(model), autocast or nullcontext():
-            first, second = (
-                model(input_ids=block_ids, position_ids=positions).logits[:, 4:]
-                for block_ids in (ids, changed_ids)
-            )
-            single = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
+        with (
+            torch.no_grad(),
+            without_cache_and_padding_check(model),
+            autocast or nullcontext(),
+        ):
+            in_block = model(input_ids=ids, position_ids=positions).logits[:, 4:]
+            behind_other = model(input_ids=changed_ids, position_ids=positions).logits[:, 4:]
+            alone = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         message = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{key}: {name} takes no positions that begin anew with each document: {message}. Leave"
-            " it false."
+            f"{key}: {type(model).__name__} takes no positions that start again with each document:"
+            f" {message}. Leave it false."
         ) from error
     finally:
-        model.train(training)
-    if "packing" in key:
-        instead = "Leave it false."
-    else:
+        model.train(was_training)
+    # 3. Compare them.
+    instead = "Leave it false."
+    if "packing" not in key:
         instead = "Leave it false, or take task.packing=false."
-    name = f"{name} with {KEY}={attention_of(model)}"
-    near = _NEAR if first.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
-    first = first.double()
-    second = second.double()
-    single = single.double()
-    spread = float(single.std()) or 1.0
-    if float((first - second).abs().max()) > _NEAR * spread:
+    name = f"{type(model).__name__} with {KEY}={attention_of(model)}"
+    is_exact = in_block.dtype in (torch.float32, torch.float64)
+    in_block = in_block.double()
+    deviation = float(alone.double().std()) or 1.0
+    if float((in_block - behind_other.double()).abs().max()) > _NEAR * deviation:
         raise ConfigError(
             f"{key}: tokens of {name} see the documents before their own in a block, whatever their"
             f" positions. {instead}"
         )
-    if float((first - single).abs().max()) > near * spread:
+    near = _NEAR if is_exact else _NEAR_IN_16_BITS
+    if float((in_block - alone.double()).abs().max()) > near * deviation:
         raise ConfigError(
-            f"{key}: {name} computes something else for a document in a block than for the document"
+            f"{key}: {name} computes other logits for a document in a block than for the document"
             f" alone. {instead}"
         )

@@ -1,7 +1,4 @@
-"""A local model folder looked through before anything is loaded.
-
-What is in it, and whether its weights are whole.
-"""
+"""Check a local model folder before it is loaded: what it holds, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 
 
 def refuse_no_model(path: str) -> None:
-    """Refuse a local path without a transformers model.
+    """Refuse a local file, or a folder without a transformers model.
 
-    Args:
-        path: As configured; a folder, or nothing.
+    A path that does not exist passes: it may be a name of the hub.
 
     Raises:
         ConfigError: A file; a run, a checkpoint or an adapter; no config.json.
@@ -36,56 +32,52 @@ def refuse_no_model(path: str) -> None:
 
 
 def refuse_broken_weights(path: str) -> None:
-    """Refuse a local folder with missing or incomplete weights.
+    """Refuse a local folder with missing or incomplete weights, by the headers of its files.
 
-    The headers of the files say so.
-
-    Args:
-        path: As configured; a folder, or nothing.
+    A path that is no folder passes: it may be a name of the hub.
 
     Raises:
         ConfigError: No safetensors; a file that is cut, missing or a pointer of Git LFS.
     """
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        message = _why_no_weights(folder) or next(
-            filter(None, map(_why_broken, weight_files(folder))), None
-        )
-    else:
-        message = None
-    if message is not None:
-        raise ConfigError(f"model.path={path}: {message}")
+    if not folder.is_dir():
+        return
+    problems = [_why_no_weights(folder), *map(_why_broken, weight_files(folder))]
+    for problem in problems:
+        if problem is not None:
+            raise ConfigError(f"model.path={path}: {problem}")
 
 
 def _why_not_a_model(folder: Path, path: str) -> str | None:
-    """Say why a folder is no transformers model, and what to do; None: it is one."""
+    """Explain why a folder is no transformers model, and what to do; None: it is one."""
     if (folder / "config.json").is_file():
         return None
     if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():
         return (
-            f"this is a checkpoint of optrun. Make a model of it: optrun export {path} DIR, and"
+            f"this is a checkpoint of optrun. Export it with: optrun export {path} DIR, then"
             " take model.path=DIR."
         )
     if (folder / "model" / "adapter_config.json").is_file():
         return (
-            f"this is a run with an adapter. Make a model of it: optrun export {path} DIR"
-            " merge=true, and take DIR."
+            f"this is a run with an adapter. Export it with: optrun export {path} DIR merge=true,"
+            " then take model.path=DIR."
         )
     if (folder / "model" / "config.json").is_file():
         return (
-            f"this folder has no config.json; its folder model has: model.path={folder / 'model'}."
+            f"this folder has no config.json, but its folder model has. Take"
+            f" model.path={folder / 'model'}."
         )
     if (folder / "adapter_config.json").is_file():
         return (
-            "this is an adapter (peft), no model. Merge it into its base model and save that: of a"
-            " run of optrun's, optrun export RUN_DIR DIR merge=true; of another,"
+            "this is an adapter (peft), not a model. Merge it into its base model, and take that:"
+            " optrun export RUN_DIR DIR merge=true if it is of a run of optrun, else"
             " PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)."
         )
     return "this folder has no config.json, so it holds no transformers model."
 
 
 def _why_no_weights(folder: Path) -> str | None:
-    """Explain why a folder has no weights to load.
+    """Explain why a folder has no weights that optrun loads; None: it has some.
 
     Only safetensors are opened, since others may run code.
     """
@@ -97,16 +89,16 @@ def _why_no_weights(folder: Path) -> str | None:
     if not other_files:
         return "this folder has no weights: no *.safetensors file in it."
     return (
-        f"its weights are {other_files[0]}, which is not opened: only safetensors are read. Convert"
-        " them where you trust their origin: load with transformers and save_pretrained(DIR)."
+        f"its weights are {other_files[0]}, which is not opened: only safetensors are read. If you"
+        " trust their origin, convert them: load with transformers and save_pretrained(DIR)."
     )
 
 
 def weight_files(folder: Path) -> Iterable[Path]:
-    """List the weight files of a folder, and those that its index names, each once.
+    """List the safetensors of a folder, and those that its index names, each once.
 
-    Safetensors only; files that an index names may be missing. A malformed index is skipped, since
-    transformers says what is wrong with it.
+    Files that an index names may be missing. A malformed index is skipped: transformers says what
+    is wrong with it.
 
     Raises:
         ConfigError: An index cannot be read.
@@ -126,19 +118,19 @@ def weight_files(folder: Path) -> Iterable[Path]:
 def _why_broken(path: Path) -> str | None:
     """Describe the damage of a safetensors file; None if it is intact.
 
-    Only its header and its length are read, not its tensors. A pointer of Git LFS and a missing
-    file are damage, too.
+    Only its header and its length are read, not its tensors. A missing file and a pointer of Git
+    LFS are damage, too.
     """
     if not path.is_file():
-        return f"its index names {path.name}, which is not there."
+        return f"its index names {path.name}, which is missing. Copy it here, or fetch it again."
     with open_file(path, follow=True) as file:
         if file.read(8) == b"version ":
             return (
-                f"{path.name} is a pointer of Git LFS, the weights themselves are not here. Fetch"
-                " them: git lfs pull"
+                f"{path.name} is a pointer of Git LFS, not the weights themselves. Fetch them: git"
+                " lfs pull"
             )
     try:
         with safe_open(path, framework="pt"):
             return None
     except SafetensorError as error:
-        return f"{path.name} is no whole safetensors file: {error}. Fetch or write it again."
+        return f"{path.name} is not a complete safetensors file: {error}. Fetch or write it again."

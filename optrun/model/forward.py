@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -19,29 +20,29 @@ def without_cache_and_padding_check(model: nn.Module) -> Iterator[None]:
     it whatever the configuration says. Configurations and modules are restored at the end.
 
     Args:
-        model: A transformers model; parts of it may have configurations of their own, as T5's
+        model: A transformers model; its submodules may have configurations of their own, as T5's
             decoder has.
     """
-    parts = list(model.modules())
-    configs = {
-        id(config): config
-        for part in parts
-        if (config := getattr(part, "config", None)) is not None
-    }
-    caching = [config for config in configs.values() if getattr(config, "use_cache", None)]
-    checking = [part for part in parts if hasattr(part, _PADDING_CHECK)]
-    for config in caching:
+    cached_configs: dict[int, Any] = {}  # by identity: modules share them
+    checked_modules = []
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", None):
+            cached_configs[id(config)] = config
+        if hasattr(module, _PADDING_CHECK):
+            checked_modules.append(module)
+    for config in cached_configs.values():
         config.use_cache = False
-    for part in checking:
-        setattr(part, _PADDING_CHECK, _no_check)
+    for module in checked_modules:
+        setattr(module, _PADDING_CHECK, _check_nothing)
     try:
         yield
     finally:
-        for config in caching:
+        for config in cached_configs.values():
             config.use_cache = True
-        for part in checking:
-            delattr(part, _PADDING_CHECK)
+        for module in checked_modules:
+            delattr(module, _PADDING_CHECK)
 
 
-def _no_check(*_: object) -> None:
-    """Check nothing: the logger of transformers is silent here anyway."""
+def _check_nothing(*_: object) -> None:
+    """Replace the check for padding, whose warning nobody sees: transformers' logger is silent."""

@@ -34,7 +34,7 @@ class ScratchPreparation:
     """3: RGB; 1: grey."""
 
     def resized(self, size: int) -> ScratchPreparation:
-        """Return the same preparation for another side."""
+        """Return the same preparation for another side in pixels."""
         return ScratchPreparation(size, self.channels)
 
     def __call__(self, image: Image.Image) -> np.ndarray:
@@ -48,7 +48,7 @@ class ScratchPreparation:
         return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
     def save_pretrained(self, folder: str) -> None:
-        """Write `preprocessor_config.json` for `AutoImageProcessor`."""
+        """!!FIRST LINE TOO LONG 92!! Write `preprocessor_config.json`, so that `AutoImageProcessor` prepares images the same way."""
         values = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -78,14 +78,18 @@ class PretrainedPreparation:
         self.processor = processor
 
     def resized(self, size: int) -> PretrainedPreparation:
-        """Return the same preparation for another side, cropped if the processor crops."""
+        """Return the same preparation for square images of another side in pixels.
+
+        A processor that scales the shortest edge and then crops still does so.
+        """
         values = self.processor.to_dict()
-        edge = dict(values.get("size") or {})
-        values["size"] = (
-            {"shortest_edge": size} if "shortest_edge" in edge else {"height": size, "width": size}
-        )
+        square = {"height": size, "width": size}
+        if "shortest_edge" in (values.get("size") or {}):
+            values["size"] = {"shortest_edge": size}
+        else:
+            values["size"] = square
         if values.get("crop_size") is not None:
-            values["crop_size"] = {"height": size, "width": size}
+            values["crop_size"] = square
         return PretrainedPreparation(type(self.processor).from_dict(values))
 
     def __call__(self, image: Image.Image) -> np.ndarray:
@@ -102,25 +106,25 @@ class PretrainedPreparation:
 def scale_to_8_bits(image: Image.Image) -> Image.Image:
     """Scale the grey values of an image with more than 8 bits to 0 to 255.
 
-    Pillow's own `convert` cuts them off at 255, which makes an image of 16 bits white. Other images
-    are returned as they are.
+    Pillow's own `convert` cuts values off at 255, which makes an image of 16 bits white. Other
+    images are returned unchanged.
 
     Raises:
         ConfigError: The values are not those of 8 or 16 bits, nor fractions from 0 to 1.
     """
     from PIL import Image
 
-    if not image.mode.startswith(("I", "F")):
+    if not image.mode.startswith(("I", "F")):  # Pillow's modes of integers and of floats
         return image
     values = np.asarray(image, dtype=np.float64)
     least = float(values.min())
     most = float(values.max())
     if image.mode.startswith("I;16") or (image.mode == "I" and 255 < most <= 65535):
-        scale = 255 / 65535
+        scale = 255 / 65535  # 16 bits
     elif image.mode == "F" and most <= 1:
-        scale = 255.0
+        scale = 255.0  # fractions
     else:
-        scale = 1.0
+        scale = 1.0  # 8 bits already
     if least < 0 or most * scale > 255:
         raise ConfigError(
             f"this image has values from {least:g} to {most:g}: expected 8 or 16 bits, or fractions"
@@ -130,10 +134,10 @@ def scale_to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def load_saved_preparation(folder: Path) -> PretrainedPreparation:
-    """Load the image processor saved with a run.
+    """Load the image processor that was saved with a run.
 
     Args:
-        folder: Where `save_pretrained` put it.
+        folder: The folder to which `save_pretrained` wrote it.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -150,7 +154,9 @@ def load_saved_preparation(folder: Path) -> PretrainedPreparation:
 
 
 def load_image_preparation(config: ModelConfig) -> ScratchPreparation | PretrainedPreparation:
-    """Load the image processor of the configured model.
+    """Load the image processor of a pretrained model, or build one for a model from scratch.
+
+    A model from scratch gets squares of its `image_size`, by default 224 pixels.
 
     Args:
         config: The model choice.
@@ -160,11 +166,14 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
             scratch is for images that are not square, or have neither 1 nor 3 channels.
     """
     if config.tokenizer is not None:
-        raise ConfigError(f"model.tokenizer={config.tokenizer}: images need none; leave it null.")
+        raise ConfigError(
+            f"model.tokenizer={config.tokenizer}: images need no tokenizer; leave it null."
+        )
     if isinstance(config, FromConfigConfig):
         values = scratch_configuration(config)
         size = getattr(values, "image_size", None)
-        size = size[0] if isinstance(size, list | tuple) and len(set(size)) == 1 else size
+        if isinstance(size, list | tuple) and len(set(size)) == 1:
+            size = size[0]
         if size is not None and not isinstance(size, int):
             raise ConfigError(
                 f"model.config.image_size={size}: expected one number: images are made square."

@@ -27,12 +27,12 @@ _WEIGHTS_PER_SCALE = 64
 
 
 def is_quantized(config: ModelConfig) -> bool:
-    """Say whether a model choice asks for a quantised base."""
+    """Tell whether a model choice asks for a quantised base."""
     return getattr(config, "quantization", None) is not None
 
 
 def require_quantization(config: ModelConfig) -> None:
-    """Refuse quantised weights without bitsandbytes, before anything is loaded.
+    """Refuse a quantised base if bitsandbytes is not installed, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.
@@ -45,18 +45,18 @@ def require_quantization(config: ModelConfig) -> None:
 
 
 def quantize(model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
-    """Replace linear modules by 4-bit ones.
+    """Replace linear modules by 4-bit ones, in place.
 
     Args:
-        model: On the CPU, or on the meta device; changed in place.
+        model: On the CPU, or on the meta device.
         paths: Dotted names of the modules, `nn.Linear` or transformers' `Conv1D`.
-        meta: The model is on the meta device.
+        meta: Whether the model is on the meta device.
 
     Returns:
         A note for the user.
 
     Raises:
-        ConfigError: There is nothing to quantise.
+        ConfigError: There is no module to quantise.
     """
     linear_paths = list(paths)
     if not linear_paths:
@@ -67,7 +67,7 @@ def quantize(model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False
     before = sum(tensor_bytes(model).values())
     for path in linear_paths:
         model.set_submodule(path, _build_4bit_linear(model.get_submodule(path), meta=meta))
-    model.is_loaded_in_4bit = True  # by which peft knows
+    model.is_loaded_in_4bit = True  # peft reads it
     after = sum(tensor_bytes(model).values())
     return (
         f"model.quantization={_BITS}: {len(linear_paths)} linear modules of the base in 4 bits"
@@ -81,7 +81,7 @@ def quantization_of(model: nn.Module) -> str | None:
 
 
 def dequantize(model: PreTrainedModel) -> None:
-    """Replace quantised modules by plain ones with the values that they compute with."""
+    """Replace 4-bit modules by plain ones with the values that they compute with, in place."""
     import bitsandbytes.functional as bnb
 
     for path, module in list(_quantized_modules(model)):
@@ -92,21 +92,21 @@ def dequantize(model: PreTrainedModel) -> None:
 
 
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
-    """Count the bytes of each parameter by name, scales of a quantised one included.
+    """Count the bytes of each parameter by name; for a 4-bit weight those of its scales, too.
 
     On the meta device, the bytes that it would take.
     """
     sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         count = module.in_features * module.out_features
-        scale_bytes = 4 * math.ceil(count / _WEIGHTS_PER_SCALE)
-        nf4_table = 4 * 16
-        sizes[f"{path}.weight"] = math.ceil(count / 2) + scale_bytes + nf4_table
+        scale_bytes = 4 * math.ceil(count / _WEIGHTS_PER_SCALE)  # float32
+        nf4_table_bytes = 4 * 16  # the value of each of the 16 codes, float32
+        sizes[f"{path}.weight"] = math.ceil(count / 2) + scale_bytes + nf4_table_bytes
     return sizes
 
 
 def tensor_sizes(model: nn.Module) -> dict[str, int]:
-    """Count the elements of each parameter by name; of a 4-bit one, those before it was packed."""
+    """Count the elements of each parameter by name; of a 4-bit weight those before packing."""
     sizes = {name: param.numel() for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         sizes[f"{path}.weight"] = module.in_features * module.out_features
@@ -114,7 +114,7 @@ def tensor_sizes(model: nn.Module) -> dict[str, int]:
 
 
 def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the path of each module that `quantize` made, and the module."""
+    """Yield path and module of each module that `quantize` built."""
     for path, module in model.named_modules():
         if hasattr(module, "optrun_source"):
             yield path, module
@@ -123,7 +123,8 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _build_4bit_linear(module: Any, *, meta: bool) -> nn.Module:
     """Build the 4-bit module of an `nn.Linear` or `Conv1D`; with `meta` only its shapes.
 
-    The attribute `optrun_source` of the result holds class and dtype of the original.
+    Its attribute `optrun_source` holds class and dtype of the original, for `dequantize`. The bias
+    is shared with the original.
     """
     import bitsandbytes.nn as bnb
 
@@ -153,7 +154,10 @@ def _build_4bit_linear(module: Any, *, meta: bool) -> nn.Module:
 
 
 def _build_linear(module: Any, weight: Tensor) -> nn.Module:
-    """Build the linear module (or Conv1D) that a 4-bit module was made from, with given weights."""
+    """Build a plain module with given weights in place of a 4-bit module.
+
+    Its class, `nn.Linear` or `Conv1D`, and its dtype are those of the module before `quantize`.
+    """
     source, dtype = module.optrun_source
     layer: nn.Module
     with torch.device("meta"):

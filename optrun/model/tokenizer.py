@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 Loaded = TypeVar("Loaded")
 TRAINING_CHARACTERS = 16_000_000
-"""A vocabulary is learnt from this much text at most; more changes it little."""
+"""Characters from which a vocabulary is learnt; more change it little."""
 MIN_FREQUENCY = 2
-"""How often a pair must stand in the text to become a token, as in
-`tokenizers.ByteLevelBPETokenizer`. A pair that stands there once would make a token of each
-word of a small text: what is learnt of it is true of that row alone.
-"""
+"""How often a pair must occur to become a token, as in `tokenizers.ByteLevelBPETokenizer`. With
+1, each word of a small text would become a token, and nothing learnt of it would help elsewhere."""
 
 _LIMITS = "optrun_limits"
 _SPECIAL = {
@@ -48,11 +46,13 @@ _TEMPLATES = {
     "pair": {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"},
     "seq2seq": {"single": "$A </s>"},
 }
-"""What stands around a text, and around a pair."""
+"""Special tokens around a text, and around a pair; `:1` is the token type id."""
 
 
 def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of `model.tokenizer`, else the one of a pretrained model.
+
+    Its padding token is the end-of-text token if it has no other.
 
     Args:
         config: The model choice.
@@ -60,11 +60,10 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
             differ, then puts a space before each text.
 
     Returns:
-        A transformers tokenizer; without a padding token of its own it pads with the end token, if
-        it has one. None: one must be trained.
+        A transformers tokenizer; None: a model from scratch without one, so it has to be trained.
 
     Raises:
-        ConfigError: It cannot be loaded, or has no tokens but special ones.
+        ConfigError: It cannot be loaded, or has only special tokens.
     """
     key = "model.tokenizer"
     name = config.tokenizer
@@ -92,7 +91,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
 
 
 def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) -> Loaded:
-    """Load something from a local folder or the hub.
+    """Call a function that loads from a local folder or the hub, and explain its errors.
 
     Args:
         key: The configuration key of the name, for messages.
@@ -103,19 +102,23 @@ def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) 
     Raises:
         ConfigError: `load` raised anything.
     """
-    missing = hub.why_cache_only(name)
+    cache_only = hub.why_cache_only(name)
     path = Path(name).expanduser()
     try:
         return load(str(path))
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
-        reason = f"no {noun} can be loaded from there: {message_in_one_line(error)}"
         if not path.exists() and hub.may_be_name(name):
-            reason = hub.why_not_fetched(name, missing, error)
+            reason = hub.why_not_fetched(name, cache_only, error)
+        else:
+            reason = f"no {noun} can be loaded from there: {message_in_one_line(error)}"
         raise ConfigError(f"{key}={name}: {reason}") from error
 
 
 def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Remember the truncation and padding of a tokenizer's file for `save_tokenizer`."""
+    """Store the truncation and padding that a tokenizer's file has, for `save_tokenizer`.
+
+    Each call of the tokenizer changes them.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         setattr(tokenizer, _LIMITS, (backend.truncation, backend.padding))
@@ -124,7 +127,8 @@ def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Save a tokenizer or image processor, with the truncation and padding that it came with.
 
-    A library that reads `tokenizer.json` alone would cut every text at the length of the last call.
+    Without that, a library that reads `tokenizer.json` alone would cut every text at the length of
+    the last call.
     """
     limits = getattr(tokenizer, _LIMITS, None)
     if limits is not None:
@@ -140,38 +144,37 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the embedding rows that a tokenizer needs: more than its entries if ids have gaps."""
+    """Count the embedding rows that a tokenizer needs: its largest id plus one, or its entries."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
 def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer of special tokens alone, as transformers makes it without files.
+    """Refuse a tokenizer with special tokens only, which transformers builds if files are missing.
 
     Raises:
-        ConfigError: With the files it looked for.
+        ConfigError: With the files that it looked for.
     """
     if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         return
     file_names = sorted(set(tokenizer.vocab_files_names.values()))
     folder = Path(name).expanduser()
-    present = [file for file in file_names if (folder / file).is_file()]
+    present = ""
     if folder.is_dir():
-        beside = f", of which the folder has {' and '.join(present) or 'none'}"
-    else:
-        beside = ""
+        existing = [file for file in file_names if (folder / file).is_file()]
+        present = f", of which the folder has {' and '.join(existing) or 'none'}"
     raise ConfigError(
         f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)}"
         " entries, all of them special tokens, so every text would be lost. It is read from"
-        f" {', '.join(file_names)}{beside}. Put the files there, or name another with"
+        f" {', '.join(file_names)}{present}. Put the files there, or name another with"
         " model.tokenizer."
     )
 
 
 def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer saved with a run.
+    """Load the tokenizer that was saved with a run.
 
     Args:
-        folder: Where `save_pretrained` put it.
+        folder: The folder to which `save_pretrained` wrote it.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -193,8 +196,8 @@ def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
-    before = json.loads(backend.to_str())["pre_tokenizer"] or {}
-    return before.get("type") == "ByteLevel" and before.get("add_prefix_space") is False
+    splitter = json.loads(backend.to_str())["pre_tokenizer"] or {}
+    return splitter.get("type") == "ByteLevel" and splitter.get("add_prefix_space") is False
 
 
 def message_in_one_line(error: BaseException) -> str:
@@ -208,13 +211,13 @@ def message_in_one_line(error: BaseException) -> str:
 def train_tokenizer(
     texts: Callable[[], Iterator[str]], *, vocab_size: int, kind: str
 ) -> PreTrainedTokenizerBase:
-    """Train a byte-level BPE tokenizer on a text, once for the same text and settings.
+    """Train a byte-level BPE tokenizer on texts; cached for the same texts and settings.
 
     Args:
-        texts: Gives the training texts anew at each call; the first 16 million characters count.
-        vocab_size: Entries at most, 256 bytes and special tokens included; a small text gives
-            fewer.
-        kind: Which special tokens stand around a text: `stream`, `pair`, `seq2seq` or `chat` (see
+        texts: Yields the training texts anew at each call; the first 16 million characters count.
+        vocab_size: Largest number of entries, 256 bytes and special tokens included; a small text
+            gives fewer.
+        kind: Decides the special tokens around a text: `stream`, `pair`, `seq2seq` or `chat` (see
             `task.TextKind`).
 
     Returns:
@@ -230,13 +233,11 @@ def train_tokenizer(
             "data: the training rows have no text to learn a vocabulary from: the text column is"
             " empty."
         )
-    made_by = versions("tokenizers", "transformers")
-    key = digest(
-        "bpe-2", made_by, kind, str(vocab_size), str(MIN_FREQUENCY), *_first_characters(texts())
-    )
+    libraries = versions("tokenizers", "transformers")
+    settings = ("bpe-2", libraries, kind, str(vocab_size), str(MIN_FREQUENCY))
     folder = cached(
         "tokenizers",
-        key,
+        digest(*settings, *_first_characters(texts())),
         lambda folder: _train_and_save(_first_characters(texts()), vocab_size, kind, folder),
     )
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -245,26 +246,26 @@ def train_tokenizer(
 
 
 def _first_characters(texts: Iterator[str]) -> Iterator[str]:
-    """Yield the first 16 million characters of some texts, in pieces of at most 100,000.
+    """Yield the first 16 million characters of texts, in pieces of at most 100,000.
 
     The trainer would hold the words of a longer piece in memory together.
     """
     characters_left = TRAINING_CHARACTERS
-    pieces = chain.from_iterable(
-        (text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts
-    )
-    for piece in pieces:
-        if characters_left <= 0:
-            return
-        yield piece[:characters_left]
-        characters_left -= len(piece)
+    for text in texts:
+        for begin in range(0, len(text), 100_000):
+            if characters_left <= 0:
+                return
+            piece = text[begin : begin + 100_000][:characters_left]
+            characters_left -= len(piece)
+            yield piece
 
 
 def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> None:
-    """Train a byte-level BPE tokenizer with the special tokens of a kind of model, and save it."""
+    """Train a byte-level BPE tokenizer with the special tokens of a kind of text, and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
+    # 1. Learn the vocabulary; special tokens have the first ids.
     special = _SPECIAL[kind]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -277,15 +278,18 @@ def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Pa
         show_progress=False,
     )
     tokenizer.train_from_iterator(_batches(texts), trainer)
-    ids = {token: tokenizer.token_to_id(token) for token in special}
+    # 2. Put special tokens around each text.
     templates = _TEMPLATES.get(kind)
     if templates:
-        used = [(token, ids[token]) for token in special if token in templates["single"].split()]
+        used = []
+        for token in special:
+            if token in templates["single"].split():
+                used.append((token, tokenizer.token_to_id(token)))
         tokenizer.post_processor = processors.TemplateProcessing(**templates, special_tokens=used)
+    # 3. Save it for transformers.
+    inputs = ["input_ids", "attention_mask"]
     if kind == "pair":
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    else:
-        inputs = ["input_ids", "attention_mask"]
+        inputs.insert(1, "token_type_ids")
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=inputs,
@@ -296,5 +300,7 @@ def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Pa
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
     """Yield 64 texts at a time; the last batch may have fewer."""
-    while batch := list(islice(texts, 64)):
+    batch = list(islice(texts, 64))
+    while batch:
         yield batch
+        batch = list(islice(texts, 64))

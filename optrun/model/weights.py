@@ -12,9 +12,9 @@ from optrun.model.adapter import adapter_of
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Collect the tensors of a checkpoint.
+    """Collect the tensors that a checkpoint stores: of a model with an adapter only the adapter's.
 
-    All tensors, or those of an adapter, whose frozen base lies where it came from.
+    The frozen base of an adapter can be loaded from its own folder.
 
     Args:
         model: A module.
@@ -32,7 +32,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers by name.
 
-    A tied tensor once, under its parameter's name.
+    Tied tensors appear once, under the name of the parameter.
     """
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
@@ -51,14 +51,15 @@ def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put weights back by name, in place.
+    """Copy weights into a model by name, in place.
 
     Args:
         model: A module.
-        tensors: As `model_tensors` has them.
+        tensors: As `model_tensors` returns them.
 
     Raises:
-        CheckpointError: The first name that is missing, too many, or of another shape.
+        CheckpointError: The first name that is missing, is not in the model, or has another shape;
+            nothing is copied then.
     """
     model_values = model_tensors(model)
     for name, tensor in model_values.items():
@@ -82,15 +83,15 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def assign_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Let a model on `meta` have these parameters and buffers, without a copy.
+    """Replace parameters and buffers of a model on the meta device by tensors, without a copy.
 
     Shapes and names are not checked.
     """
     for name, tensor in tensors.items():
-        owner, _, leaf = name.rpartition(".")
-        module = model.get_submodule(owner)
-        before = module._parameters.get(leaf)
-        if before is None:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        param = module._parameters.get(leaf)
+        if param is None:
             module._buffers[leaf] = tensor
         else:
-            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=before.requires_grad)
+            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=param.requires_grad)

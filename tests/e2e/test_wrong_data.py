@@ -604,7 +604,7 @@ def as_it_is(folder: Path) -> None:
 
 
 CODE = {"AutoConfig": "mine.Config", "AutoModelForSequenceClassification": "mine.Model"}
-NOT_WHOLE = "model.safetensors is no whole safetensors file"
+NOT_WHOLE = "model.safetensors is not a complete safetensors file"
 FOLDERS: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
     # what it is, what is done to a whole folder, more words, facts of the message
     ("an empty folder", without(), [], ["no config.json"]),
@@ -671,7 +671,7 @@ FOLDERS: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
         "one shard of two",
         one_shard_of_two,
         [],
-        ["model-00002-of-00002.safetensors, which is not there"],
+        ["model-00002-of-00002.safetensors, which is missing"],
     ),
     (
         "weights of another shape",

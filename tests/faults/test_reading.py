@@ -408,7 +408,12 @@ DATA_ATTACKS: list[tuple[str, Callable[[Path], Any], list[str], str]] = [
         "a FIFO",
     ),
     ("model", make_index, ["model=pretrained", "model.path={}"], "nested too deeply"),
-    ("model", make_weights, ["model=pretrained", "model.path={}"], "is no whole safetensors file"),
+    (
+        "model",
+        make_weights,
+        ["model=pretrained", "model.path={}"],
+        "is not a complete safetensors file",
+    ),
     ("model", make_fifo_weights, ["model=pretrained", "model.path={}"], "model.safetensors"),
 ]
 

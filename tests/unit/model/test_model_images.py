@@ -62,7 +62,7 @@ def test_size_and_channels_come_from_the_architecture() -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.path=.*no image processor can be loaded"):
         load_image_preparation(_pretrained(tmp_path))
-    with pytest.raises(ConfigError, match=r"model.tokenizer=x: images need none"):
+    with pytest.raises(ConfigError, match=r"model.tokenizer=x: images need no tokenizer"):
         load_image_preparation(choice("model", SCHEMAS, "vit_tiny", {"tokenizer": "x"}))
     with pytest.raises(ConfigError, match=r"model.config.num_channels=4"):
         load_image_preparation(

@@ -155,7 +155,7 @@ def test_a_model_without_positions_is_refused() -> None:
         return type(model).forward(model, input_ids=input_ids)
 
     model.forward = forward
-    with pytest.raises(ConfigError, match=r"takes no positions that begin anew .*position_ids"):
+    with pytest.raises(ConfigError, match=r"takes no positions that start again .*position_ids"):
         refuse_mixed_documents(model)
 
 
