@@ -260,7 +260,7 @@ def merge_adapter(model: nn.Module) -> None:
 def _modules_to_save(
     config: LoraConfig, model: PreTrainedModel, auto_class: str, new: Sequence[str]
 ) -> list[str]:
-    """List the modules that train in full.
+    """List the modules to train in full.
 
     Those of `adapter.modules_to_save`; by default the head of a task, and the modules of `new`.
 
@@ -273,7 +273,8 @@ def _modules_to_save(
 
     Raises:
         ConfigError: A name fits no module; a named module shares its weight; a parameter of `new`
-            is in none of them.
+            is
+            in none of them.
     """
     modules = {name for name, module in model.named_modules() if name and list(module.parameters())}
     if config.modules_to_save is not None:
@@ -296,7 +297,9 @@ def _modules_to_save(
 def _refuse_to_save(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], new: Sequence[str]
 ) -> None:
-    """Refuse configured modules that share a weight, or that leave a parameter of `new` untrained.
+    """Refuse configured modules with a shared weight, or without a parameter of `new`.
+
+    That parameter would stay random, since it is in no file of weights.
 
     Raises:
         ConfigError: With the module, and what to do.
@@ -321,7 +324,7 @@ def _refuse_to_save(
 def _target_modules(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str
 ) -> list[str]:
-    """List the modules that get factors.
+    """List the modules to put factors beside.
 
     `target_modules` chooses, then `exclude_modules` and `layers_to_transform` take away.
 
@@ -377,7 +380,7 @@ def _default_targets(
 def _named_targets(
     names: str | Sequence[str], model: PreTrainedModel, saved: Sequence[str]
 ) -> list[str]:
-    """List the modules that `adapter.target_modules` names, without those inside of `saved`.
+    """List the modules named in `adapter.target_modules`, without those inside of `saved`.
 
     Raises:
         ConfigError: A name fits no module, or all are inside of `saved`; a module shares its weight
@@ -410,8 +413,8 @@ def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[
         ConfigError: A layer has none of them.
 
     Example:
-        >>> _select_layers(1, ["h.0.attn.c_attn", "h.1.attn.c_attn", "lm_head"])
-        ['h.1.attn.c_attn']
+        >>> _select_layers(1, ["bert.layer.0.query", "bert.layer.1.query", "pooler.dense"])
+        ['bert.layer.1.query']
     """
     selected = [layers] if isinstance(layers, int) else list(layers)
     layer_of: dict[str, int] = {}
@@ -430,9 +433,9 @@ def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[
 
 
 def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
-    """Refuse a key of `rank_pattern` or `alpha_pattern` that matches no module with factors.
+    """Refuse a key of `rank_pattern` or `alpha_pattern` without a module to match.
 
-    A pattern matches the whole name of a module, or its end behind a dot, as in peft.
+    A pattern matches the whole name of a module with factors, or its end behind a dot, as in peft.
     """
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
@@ -451,7 +454,7 @@ def _is_inside_any(name: str, paths: Iterable[str]) -> bool:
 
 
 def _refuse_running_statistics(model: nn.Module) -> None:
-    """Refuse a base with batch norms, whose running statistics would change."""
+    """Refuse a base with batch norms: their running statistics would not stay frozen."""
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ConfigError(
@@ -462,7 +465,7 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 
 def _find_adapter_modules(model: nn.Module) -> AdapterModules:
-    """Find the modules that peft has replaced, by their names in the model."""
+    """Find peft's modules in a model, by their names."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -474,7 +477,9 @@ def _find_adapter_modules(model: nn.Module) -> AdapterModules:
 
 
 def _refuse_other_modules(replaced: AdapterModules, wanted: AdapterModules) -> None:
-    """Refuse names that also match further modules by their ends, since peft replaced those, too.
+    """Refuse names if peft has replaced other modules than the wanted ones.
+
+    peft matches the ends of names, so that a name may fit further modules.
 
     Raises:
         ConfigError: With the first module that peft should not have replaced.
@@ -503,7 +508,7 @@ def _adapter_names(model: nn.Module, modules: AdapterModules) -> frozenset[str]:
 
 
 def _describe_adapter(config: LoraConfig, model: nn.Module, modules: AdapterModules) -> str:
-    """Describe the adapter for the user: rank, modules, and the share of parameters that train."""
+    """Describe the adapter for the user: rank, modules, and the share of trained parameters."""
     rank = f"{config.r}"
     if config.rank_pattern:
         rank += ", others by adapter.rank_pattern"

@@ -38,7 +38,7 @@ class AdapterModules:
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """List the linear modules that can get factors, GPT-2's `Conv1D` included.
+    """List the linear modules open to factors, GPT-2's `Conv1D` included.
 
     Left out are
 
@@ -77,7 +77,7 @@ def _has_stacked_experts(model: PreTrainedModel) -> bool:
 
 
 def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
-    """Tell whether a Mamba kernel reads a module's weight directly, so that factors do nothing.
+    """Tell whether a Mamba kernel reads a module's weight directly, past any factors.
 
     Only `dt_proj` and `out_proj` of Mamba blocks, and every `out_proj` that peft refuses.
     """

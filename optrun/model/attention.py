@@ -24,7 +24,7 @@ _INSTEAD = f"Take {KEY}=sdpa, or leave it null."
 
 
 def device_type(name: str) -> str:
-    """Return the device type that `training.device` means, without starting the device.
+    """Return the device type of `training.device`, without starting the device.
 
     `auto` is cuda if there is one, else mps, else cpu.
     """
@@ -74,12 +74,12 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Return the transformers name of the attention implementation that a model uses."""
+    """Return the transformers name of a model's attention implementation."""
     return str(getattr(model.config, "_attn_implementation", None) or "eager")
 
 
 def refuse_attention_dropout(model: PreTrainedModel) -> None:
-    """Refuse a model with attention dropout if it uses FlexAttention, which has none.
+    """Refuse attention dropout with FlexAttention, since its kernels have none.
 
     Raises:
         ConfigError: With the key of the dropout and its value.

@@ -174,7 +174,7 @@ def _load(
 
 
 def _newly_drawn_names(report: Report) -> list[str]:
-    """List the parameters that the weights lack, or have in another shape."""
+    """List the parameters missing in the weights, or stored there in another shape."""
     names = list(map(str, report.get("missing_keys", ())))
     for entry in report.get("mismatched_keys", ()):
         # A name, or a tuple of the name and two shapes.
@@ -183,7 +183,7 @@ def _newly_drawn_names(report: Report) -> list[str]:
 
 
 def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
-    """Tell whether the classes of the stored head differ from those of the rows.
+    """Tell whether the stored head and the rows have different classes.
 
     Another order differs, too. False for a model from scratch, weights without a head for the task,
     and rows without classes.
@@ -270,7 +270,7 @@ def _grow_vocabulary(
 def build_with_start_weights(
     config: ModelConfig, kind: type[Any], values: TransformersConfig
 ) -> tuple[PreTrainedModel, str | None]:
-    """Build a model of a given class and configuration with the weights that training starts from.
+    """Build a model of a given class and configuration with its weights before training.
 
     Args:
         config: The model choice.
@@ -306,7 +306,7 @@ def build_with_start_weights(
 
 
 def _dtype(config: ModelConfig) -> torch.dtype:
-    """Return the torch dtype that `model.dtype` names."""
+    """Return the torch dtype called `model.dtype`."""
     torch_dtype: torch.dtype = getattr(torch, config.dtype.value)
     return torch_dtype
 
@@ -373,7 +373,7 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
 
 
 def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Refuse a model whose prediction of the next token depends on later tokens.
+    """Refuse a model if later tokens change its prediction of the next token.
 
     It is run on two texts of eight tokens that differ in the last four; the logits of the first
     four must be the same. Mode and random state are restored.
@@ -435,7 +435,7 @@ def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: R
 
 
 def _loading_notes(report: Report) -> list[str]:
-    """Describe the weights that are new or unused after loading, one note for each reason."""
+    """Describe new and unused weights after loading, one note for each reason."""
     mismatched = _newly_drawn_names({**report, "missing_keys": ()})
     names_by_reason = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},

@@ -131,7 +131,7 @@ def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
 
 
 def _names_by_number(config: PretrainedConfig) -> dict[int, str]:
-    """Read the class names of a model whose config.json has `label2id`, but no `id2label`.
+    """Read the class names of a model with `label2id`, but no `id2label`, in its config.json.
 
     transformers would call its classes LABEL_0, LABEL_1. Empty for all other models.
     """
@@ -346,7 +346,7 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
 
 
 def _settable_names(values: TransformersConfig) -> list[str]:
-    """List the public attributes that a user may set in a configuration, sorted."""
+    """List the public attributes of a configuration, except its type and version; sorted."""
     names = set(values.to_dict()) | set(getattr(values, "attribute_map", {}))
     names -= {"model_type", "transformers_version"}
     return sorted(name for name in names if not name.startswith("_"))
@@ -378,7 +378,7 @@ def _set_values(values: TransformersConfig, changes: Mapping[str, object], key: 
 def _refuse_unknown_names(
     values: TransformersConfig, changes: Mapping[str, object], key: str
 ) -> None:
-    """Refuse changes to attributes that a configuration does not have, also in nested ones.
+    """Refuse changes to unknown attributes of a configuration, also of nested ones.
 
     Raises:
         ConfigError: With the name, and the nearest one that exists.
@@ -406,9 +406,9 @@ def _set_if_present(values: TransformersConfig, name: str, value: object) -> Non
 def _rebuild_with_derived_values(
     values: TransformersConfig, defaults: Mapping[str, object]
 ) -> TransformersConfig:
-    """Construct a configuration anew from its changed values, so that derived values follow.
+    """Construct a configuration anew from its changed values.
 
-    Constructors derive values from others, such as a head size from the hidden size.
+    Its constructor then derives other values from them, such as the head size from the hidden size.
 
     Args:
         values: The configuration with its changes.
@@ -423,7 +423,7 @@ def _rebuild_with_derived_values(
 
 
 def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
-    """Refuse an architecture for which transformers has no model of the task.
+    """Refuse an architecture without a model for the task in transformers.
 
     A model with code of its own (`auto_map`) passes: only that code knows its heads.
 

@@ -25,7 +25,7 @@ def refuse_mixed_documents(
     key: str = "task.document_masking=true",
     autocast: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Refuse a model whose tokens see other documents of their block.
+    """Refuse a model if its tokens see other documents of their block.
 
     transformers builds a block-diagonal mask if position ids that start again come without an
     attention mask, but not for every architecture. So it is tried with a block of two short

@@ -77,7 +77,7 @@ def _why_not_a_model(folder: Path, path: str) -> str | None:
 
 
 def _why_no_weights(folder: Path) -> str | None:
-    """Explain why a folder has no weights that optrun loads; None: it has some.
+    """Explain why optrun loads no weights of a folder; None: it has some to load.
 
     Only safetensors are opened, since others may run code.
     """
@@ -95,7 +95,7 @@ def _why_no_weights(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> Iterable[Path]:
-    """List the safetensors of a folder, and those that its index names, each once.
+    """List the safetensors of a folder, also those of its index, each once.
 
     Files that an index names may be missing. A malformed index is skipped: transformers says what
     is wrong with it.

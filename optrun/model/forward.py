@@ -45,4 +45,7 @@ def without_cache_and_padding_check(model: nn.Module) -> Iterator[None]:
 
 
 def _check_nothing(*_: object) -> None:
-    """Replace the check for padding, whose warning nobody sees: transformers' logger is silent."""
+    """Replace the check for padding.
+
+    Its warning would not be shown: the logger of transformers is silent.
+    """

@@ -48,7 +48,10 @@ class ScratchPreparation:
         return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
     def save_pretrained(self, folder: str) -> None:
-        """!!FIRST LINE TOO LONG 92!! Write `preprocessor_config.json`, so that `AutoImageProcessor` prepares images the same way."""
+        """Write `preprocessor_config.json` for `AutoImageProcessor`.
+
+        It then prepares images as this class does.
+        """
         values = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -134,7 +137,7 @@ def scale_to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def load_saved_preparation(folder: Path) -> PretrainedPreparation:
-    """Load the image processor that was saved with a run.
+    """Load the image processor of a run.
 
     Args:
         folder: The folder to which `save_pretrained` wrote it.

@@ -81,7 +81,7 @@ def quantization_of(model: nn.Module) -> str | None:
 
 
 def dequantize(model: PreTrainedModel) -> None:
-    """Replace 4-bit modules by plain ones with the values that they compute with, in place."""
+    """Replace 4-bit modules by plain ones with the same values, in place."""
     import bitsandbytes.functional as bnb
 
     for path, module in list(_quantized_modules(model)):
@@ -92,7 +92,7 @@ def dequantize(model: PreTrainedModel) -> None:
 
 
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
-    """Count the bytes of each parameter by name; for a 4-bit weight those of its scales, too.
+    """Count the bytes of each parameter by name; a 4-bit weight includes its scales.
 
     On the meta device, the bytes that it would take.
     """
@@ -106,7 +106,7 @@ def tensor_bytes(model: nn.Module) -> dict[str, int]:
 
 
 def tensor_sizes(model: nn.Module) -> dict[str, int]:
-    """Count the elements of each parameter by name; of a 4-bit weight those before packing."""
+    """Count the elements of each parameter by name, before any packing into 4 bits."""
     sizes = {name: param.numel() for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         sizes[f"{path}.weight"] = module.in_features * module.out_features
@@ -114,7 +114,7 @@ def tensor_sizes(model: nn.Module) -> dict[str, int]:
 
 
 def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield path and module of each module that `quantize` built."""
+    """Yield path and module of each module built by `quantize`."""
     for path, module in model.named_modules():
         if hasattr(module, "optrun_source"):
             yield path, module

@@ -91,7 +91,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
 
 
 def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) -> Loaded:
-    """Call a function that loads from a local folder or the hub, and explain its errors.
+    """Call a loader with a local folder or hub name, and explain its errors.
 
     Args:
         key: The configuration key of the name, for messages.
@@ -115,7 +115,7 @@ def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) 
 
 
 def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Store the truncation and padding that a tokenizer's file has, for `save_tokenizer`.
+    """Store the truncation and padding of a tokenizer's file, for `save_tokenizer`.
 
     Each call of the tokenizer changes them.
     """
@@ -125,7 +125,7 @@ def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer or image processor, with the truncation and padding that it came with.
+    """Save a tokenizer with its first truncation and padding, or an image processor.
 
     Without that, a library that reads `tokenizer.json` alone would cut every text at the length of
     the last call.
@@ -144,12 +144,14 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the embedding rows that a tokenizer needs: its largest id plus one, or its entries."""
+    """Count the rows of an embedding for a tokenizer: its largest id plus one, or its entries."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
 def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer with special tokens only, which transformers builds if files are missing.
+    """Refuse a tokenizer with special tokens only.
+
+    transformers builds such a tokenizer if its files are missing.
 
     Raises:
         ConfigError: With the files that it looked for.
@@ -171,7 +173,7 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that was saved with a run.
+    """Load the tokenizer of a run.
 
     Args:
         folder: The folder to which `save_pretrained` wrote it.

@@ -12,7 +12,7 @@ from optrun.model.adapter import adapter_of
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Collect the tensors that a checkpoint stores: of a model with an adapter only the adapter's.
+    """Collect the tensors of a checkpoint: all of a model, or only those of its adapter.
 
     The frozen base of an adapter can be loaded from its own folder.
 

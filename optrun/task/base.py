@@ -170,7 +170,7 @@ class Task(ABC):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the texts from which a new tokenizer is trained.
+        """Yield the texts for the training of a new tokenizer.
 
         By default those of the text column of the training split.
 
@@ -220,10 +220,12 @@ class Task(ABC):
         """
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Pad examples to a batch, which must depend on these examples alone.
+        """Pad examples to a batch.
 
-        By default `input_ids`, `token_type_ids` if the tokenizer returns them, `attention_mask` if
-        something is padded, and `labels`, padded with `IGNORED`; shape (batch, longest).
+        It must depend on these examples alone. By default it has `input_ids`, `token_type_ids` if
+        the
+        tokenizer returns them, `attention_mask` if something is padded, and `labels`, padded with
+        `IGNORED`; shape (batch, longest).
         """
         labels = pad((example["labels"] for example in examples), IGNORED)
         return {**model_inputs(examples, self.padding), "labels": labels}
@@ -249,7 +251,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def targets(self, batch: Batch) -> Tensor:
-        """Return the labels that the loss compares with, `IGNORED` where there is none.
+        """Return the labels for the loss, or `IGNORED`, at each position.
 
         If `shift`, the first position is left out: nothing before it predicts it.
         """
@@ -262,7 +264,7 @@ class Task(ABC):
         return int(np.count_nonzero((self.targets(batch) != IGNORED).cpu().numpy()))
 
     def weight(self, batch: Batch) -> float:
-        """Return the number that `loss` is a mean over.
+        """Return the denominator of the mean in `loss`.
 
         The number of targets, or with class weights the sum of the weights of their classes.
         """

@@ -32,7 +32,7 @@ def task_class(config: TaskConfig) -> type[Task]:
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """Return the class that predicts the rows of a file for a task.
+    """Return a task's class for predictions on the rows of a file.
 
     It is the task's attribute `predictor`: a class, or `MODULE:CLASS`, which is imported now.
 
@@ -138,7 +138,7 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
 
 
 def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
-    """Yield the texts from which a new tokenizer is trained.
+    """Yield the texts for the training of a new tokenizer.
 
     The sources of a mixture take turns, with one text each, until all have ended.
 

@@ -115,7 +115,7 @@ class CausalLm(LanguageModel):
         return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
 
     def _collate_documents(self, rows: list[np.ndarray]) -> Batch:
-        """Pad blocks, with positions that start at 0 in each document, see `collate`.
+        """Pad blocks, with positions from 0 in each document; see `collate`.
 
         With `one_row` the blocks are joined to one row, shape (1, tokens).
         """

@@ -184,9 +184,9 @@ class ChatEncoder:
 def _mask_prompts(
     targets: list[np.ndarray], rows: list[list[int]], prompts: list[list[int]]
 ) -> None:
-    """Set the targets of each row to 0 up to the first token that differs from its prompt.
+    """Set the targets of each row to 0 as far as it equals its prompt, in place.
 
-    Changes `targets` in place.
+    That may be less than the prompt: the last token of a prompt may be another with the answer.
     """
     for mask, row, prompt in zip(targets, rows, prompts, strict=True):
         mask[: common_prefix_length(prompt, row)] = 0
@@ -195,7 +195,10 @@ def _mask_prompts(
 def unwritable_row_error(
     template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed
 ) -> ConfigError:
-    """Build the error for a row that a template cannot write, or whose answers cannot be found."""
+    """Build the error for a row with a failed template.
+
+    It cannot be written, or its answers cannot be found.
+    """
     return ConfigError(f"{template.origin}: {row_name(split, row)} {error}. {OTHER_TEMPLATE}")
 
 

@@ -172,9 +172,9 @@ class ChatTask(Task):
         )
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Let `generate` stop at the token that ends an answer, with a note.
+        """Let `generate` stop at the end of an answer, with a note.
 
-        Adds it to `generation_config.eos_token_id`, unless it is there already.
+        Adds its token to `generation_config.eos_token_id`, unless it is there already.
         """
         generation: Any = getattr(model, "generation_config", None)
         if self.end is None or generation is None:
@@ -193,7 +193,10 @@ class ChatTask(Task):
         )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Warn about control tokens that the tokenizer lacks, and about a template with a date."""
+        """Warn about unknown control tokens of the template, and about a date in it.
+
+        The tokenizer splits control tokens that it does not know.
+        """
         template = self.template
         if template is None:
             return
@@ -265,11 +268,12 @@ class ChatTask(Task):
         split: Split,
         rows_of: Callable[[], Sequence[int]] | None = None,
     ) -> list[Examples | Selected]:
-        """Refuse examples without a target, or drop those that truncation left without one.
+        """Refuse untruncated examples without a target; refuse or drop truncated ones.
 
         Args:
             sides: Encoded examples: one side, or for pairs the chosen and the rejected answers. A
-                pair needs a target on both sides.
+                pair
+                needs a target on both sides.
             split: The rows.
             rows_of: Lists the row of each example, for messages; None: one example for each row.
 
@@ -277,7 +281,7 @@ class ChatTask(Task):
             The sides, without the examples that were dropped; a note says how many.
 
         Raises:
-            ConfigError: An uncut example has no target; a truncated one has none and
+            ConfigError: An untruncated example has no target; a truncated one has none and
                 `task.overlong_rows=refuse`; or no example is left.
         """
 
@@ -320,7 +324,7 @@ class ChatTask(Task):
         return [Selected(side, np.delete(np.arange(count), empty)) for side in sides]
 
     def overlong_row_error(self, row: str, tokens: int, more: str = "") -> ConfigError:
-        """Build the error for a row that truncation leaves without a target.
+        """Build the error for a row without a target after truncation.
 
         Args:
             row: Names the row, such as `row 3 of data.train`.
@@ -334,7 +338,7 @@ class ChatTask(Task):
         )
 
     def all_rows_overlong_error(self, split: Split) -> ConfigError:
-        """Build the error for a split in which truncation leaves no row with a target."""
+        """Build the error for a split without any target after truncation."""
         return ConfigError(
             f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt:"
             " nothing is left. Raise data.max_length."

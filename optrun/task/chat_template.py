@@ -78,7 +78,7 @@ class ChatTemplate:
         )
 
     def unknown_tokens(self) -> list[str]:
-        """List control tokens of the template, such as `<|im_end|>`, that the vocabulary lacks."""
+        """List control tokens of the template, such as `<|im_end|>`, unknown to the tokenizer."""
         vocabulary = self.tokenizer.get_vocab()
         control_tokens = dict.fromkeys(_CONTROL.findall(self._template_text(None)))
         return [token for token in control_tokens if token not in vocabulary]
@@ -321,7 +321,10 @@ def _has_python_arguments(text: str, turns: Sequence[Message]) -> bool:
 
 
 def _with_json_arguments(turns: Sequence[Message]) -> list[Message]:
-    """Copy turns; the arguments of tool calls become JSON text, for templates that expect text."""
+    """Copy turns; the arguments of tool calls become JSON text.
+
+    For templates that write the arguments as they are.
+    """
 
     def with_json(call: Any) -> Any:
         function = call.get("function", {})
@@ -339,7 +342,9 @@ def _with_json_arguments(turns: Sequence[Message]) -> list[Message]:
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> ChatTemplate | None:
-    """Put the configured chat template into a tokenizer, which is saved with it.
+    """Put the configured chat template into a tokenizer.
+
+    The tokenizer is saved with it.
 
     Args:
         tokenizer: Changed in place if a template is configured.
@@ -390,7 +395,7 @@ def _read_template(name_or_file: str) -> str:
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
-    """List the ids of tokens that end an answer: the tokenizer's `eos_token`, and the template's.
+    """List the ids at which an answer ends: `eos_token`, and the template's own token.
 
     end: The template's token; None: it has none.
     """

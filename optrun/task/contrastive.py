@@ -48,13 +48,13 @@ def multiple_negatives_ranking(
 
 
 def false_negatives(texts: Tensor) -> Tensor:
-    """Mark texts that may not be negatives of a row: its anchor, and all positives of this anchor.
+    """Mark false negatives of each row: its anchor, and all positives of this anchor.
 
     They are found wherever they are in the batch, also among the negatives of other rows.
 
     Args:
-        texts: A number of each text, equal for equal texts, shape (batch, texts): anchor,
-            positive, negatives.
+        texts: A number of each text, equal for equal texts, shape (batch, texts): anchor, positive,
+            negatives.
 
     Returns:
         Shape (batch, batch * (texts - 1)), bool. The columns are the positives of all rows, then

@@ -180,7 +180,7 @@ def _split_facts(
 
 
 def _count_in_both(examples: object, trained: object) -> int | None:
-    """Count the texts of a split that are also training texts, by their hashes; cached.
+    """Count the texts of a split among the training texts, by their hashes; cached.
 
     None if the examples have no hashes, as those of a stream, or if `trained` is None.
     """
@@ -195,7 +195,7 @@ def _count_in_both(examples: object, trained: object) -> int | None:
 
 
 def _count_members(hashes: np.ndarray, others: np.ndarray) -> int:
-    """Count the hashes that are among the others, `_CHUNK` of the others at a time."""
+    """Count the hashes among the others, `_CHUNK` of the others at a time."""
     is_member = np.zeros(len(hashes), dtype=bool)
     for begin in range(0, len(others), _CHUNK):
         is_member |= np.isin(hashes, others[begin : begin + _CHUNK], kind="sort")
@@ -218,7 +218,7 @@ def _flat_array(examples: object, name: str) -> np.ndarray | None:
 
 
 def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
-    """Yield the facts of each limit of a task that truncates examples.
+    """Yield facts of truncation, one for each limit with truncated examples.
 
     The first limit of `task.limits` is that of the examples; with pairs it is that of their first
     side, and the second limit that of their second side.

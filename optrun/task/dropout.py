@@ -19,7 +19,7 @@ _DROPOUTS = (
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Disable the dropout of a model, so that it computes the same in training as in evaluation.
+    """Disable the dropout of a model, for the same outputs in training as in evaluation.
 
     Changes the model in place: the probability of each dropout module becomes 0, and so does each
     attribute of a module that is a float between 0 and 1 with "drop" in its name. Submodules get a
@@ -43,7 +43,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def _zero_probabilities(instance: object) -> None:
-    """Set each attribute to 0 that is a float between 0 and 1 with "drop" in its name."""
+    """Set attributes with "drop" in their name to 0 if they are floats between 0 and 1."""
     for name, value in vars(instance).items():
         is_probability = isinstance(value, float) and 0.0 < value < 1.0
         if is_probability and "drop" in name:

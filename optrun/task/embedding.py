@@ -250,7 +250,11 @@ class Embedding(Task):
             )
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        """Compute the loss of a batch, whose own rows alone are its negatives; shape ()."""
+        """Compute the loss of a batch; shape ().
+
+        The negatives are those of its own rows; the training step compares larger ones by
+        `compare`.
+        """
         return self.compare(self.represent(outputs, batch), batch)
 
     # Evaluation

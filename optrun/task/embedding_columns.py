@@ -73,12 +73,15 @@ def text_and_score_columns(
 
 
 def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
-    """List the first of the names that is a column of the split; empty: none is."""
+    """Return the first of some names among the columns of a split, in a list.
+
+    The list is empty if none is a column.
+    """
     return [name for name in names if name in split.rows.column_names][:1]
 
 
 def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
-    """Refuse rows with scores that the loss would ignore.
+    """Refuse rows with scores if the loss would ignore them.
 
     Scores are the column that `data.label_column` names, else a column `score`, `similarity` or
     `similarity_score`. Such a column passes if both text columns are configured.
@@ -172,7 +175,7 @@ def pair_columns(
 
 
 def string_columns(split: Split) -> list[str]:
-    """List the columns of a split whose values are strings."""
+    """List the columns of strings."""
     return [
         name
         for name, feature in split.rows.features.items()

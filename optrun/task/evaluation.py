@@ -314,7 +314,7 @@ class EvaluationMetrics(MetricAccumulator):
 
 
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
-    """Load the registered metrics of a task: those it always reports, then `task.metrics`.
+    """Load the metrics of a task: its own registered ones, then `task.metrics`.
 
     Raises:
         ConfigError: There is no metric of this name, or it is not for this task.
@@ -325,7 +325,10 @@ def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
 
 
 def _load_metric(row: registry.Choice) -> MetricFunction:
-    """Load a registered metric; what it raises becomes an OptrunError that names the metric."""
+    """Load a registered metric as a function with errors that name it.
+
+    Whatever it raises becomes an OptrunError.
+    """
     function = row.load()
     wants_num_labels = row.schema.WANTS_NUM_LABELS
 

@@ -65,11 +65,10 @@ def label_columns(source: Source, split: Split) -> list[str]:
 
 
 def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Read which labels each row of every split has.
+    """Read the labels of each row of every split, any number of them.
 
     Returns:
-        The labels; and by split 1 where a row has the label, else 0, shape (rows, labels),
-        float32.
+        The labels; and by split 1 where a row has the label, else 0, shape (rows, labels), float32.
 
     Raises:
         ConfigError: A row that is no list of labels, or no 0 and 1; a label unseen in training;
@@ -94,7 +93,9 @@ def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
-    """Refuse lists such as [0, 1, 1], whose 0 and 1 would be read as the names of two labels.
+    """Refuse multi-hot lists, such as [0, 1, 1], instead of lists of label names.
+
+    Their 0 and 1 would be read as the names of two labels.
 
     Raises:
         ConfigError: All lists have the same length of two or more, and hold only 0 and 1, only

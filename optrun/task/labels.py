@@ -233,7 +233,7 @@ def _refuse_unlabelled(split: Split, name: str, labels: ColumnLabels) -> None:
 
 
 def _unlabelled_error(split: Split, name: str, label: str, count: int) -> ConfigError:
-    """Build the error for rows whose label is a mark such as -100."""
+    """Build the error for a mark of unlabelled rows, such as -100, among the labels."""
     return ConfigError(
         f"{split.key}: {count:,} labels in column {name} are {label!r}, which usually means that"
         " there is no label, and would be a class of their own. Leave these rows out of the data;"
@@ -371,7 +371,7 @@ def head_or_row_classes(
 
 
 def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
-    """List the classes that a `ClassLabel` declares, else the labels of the rows, sorted.
+    """List the classes of a `ClassLabel`, else the labels of the rows, sorted.
 
     Raises:
         ConfigError: No label, fractions, or a single label without a pretrained head.
@@ -585,14 +585,14 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def finite_numbers(split: Split, name: str) -> np.ndarray:
-    """Read a column of numbers, refusing the first value that is none; cached.
+    """Read a column of finite numbers; cached.
 
     Returns:
         Shape (rows,), float32.
 
     Raises:
-        ConfigError: A row without a value, or whose value is no finite number in the range of
-            float32. True and false are no numbers here.
+        ConfigError: The first row without a value, or whose value is no finite number in the range
+            of float32. True and false are no numbers here.
     """
 
     def read() -> dict[str, np.ndarray]:

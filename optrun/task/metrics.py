@@ -52,7 +52,7 @@ def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
 
 
 def mean_f1(counts: np.ndarray) -> float:
-    """Compute the mean F1 over all classes that occur or are predicted; NaN if none does."""
+    """Compute the mean F1 over all true or predicted classes; NaN without any."""
     seen = (counts.sum(axis=0) + counts.sum(axis=1)) > 0
     if not seen.any():
         return math.nan

@@ -70,7 +70,7 @@ class Pooling:
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def store_in(self, config: object) -> None:
-        """Store the pooling in a transformers configuration, which every checkpoint has."""
+        """Store the pooling in a transformers configuration, and so in every checkpoint."""
         setattr(config, KEY, asdict(self))
 
     @classmethod

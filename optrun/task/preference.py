@@ -209,7 +209,7 @@ class Preference(ChatTask):
         return int(batch["attention_mask"].sum()), self.count(batch)
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Disable the model's dropout with `task.disable_dropout`, except that of LoRA.
+        """Disable the model's dropout with `task.disable_dropout`, but not the dropout of LoRA.
 
         Also let `generate` stop at the end of an answer, see `ChatTask.adapt`.
         """
@@ -229,7 +229,7 @@ class Preference(ChatTask):
         return pair_outputs(model, batch)
 
     def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:
-        """Compute what the losses and rewards of pairs are made of, by `pair_scores`."""
+        """Compute the scores of both answers, by `pair_scores`."""
         return pair_scores(outputs, batch, has_reference=self.has_reference)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:

@@ -140,7 +140,7 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
-    """Compute the scores of both answers from which losses and rewards are computed.
+    """Compute the scores of both answers, from which losses and rewards follow.
 
     Args:
         outputs: Log-probabilities by the trained model.

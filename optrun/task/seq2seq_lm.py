@@ -40,7 +40,7 @@ class Seq2SeqLm(Task):
         return interleave_columns(source.train, _columns(source, source.train))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Check that there is a padding token and that each row has a target.
+        """Refuse a tokenizer without a padding token, and rows without a target.
 
         Sets `max_target_length`, and adds it to `limits`. That all rows have a target is cached.
 
@@ -109,7 +109,7 @@ class Seq2SeqLm(Task):
 def _token_ids(
     tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str
 ) -> list[list[int]]:
-    """Encode texts, or targets, which some tokenizers encode differently.
+    """Encode texts or targets; the two may get different special tokens.
 
     Args:
         tokenizer: Of the model.

@@ -406,9 +406,11 @@ class Sft(ChatTask):
         return text, continue_prompt(model, tokenizer, ids, self.config.sample_tokens, ends=ends)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Decode the first training example that is not left out, targets between « and ».
+        """Decode the first training example, with its targets between « and ».
 
-        In a mixture it is from the first source. None if the first 100 examples are left out.
+        Examples that are left out are passed over; None if the first 100 are. In a mixture it is
+        from
+        the first source.
         """
         examples: Any = self.train
         if isinstance(examples, MixedExamples):

@@ -271,7 +271,7 @@ def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
 
 
 def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
-    """Refuse the first row that has not one label for each word.
+    """Refuse the first row with unequal numbers of words and labels.
 
     The result is cached if all rows are right, so that they are read for it once.
 

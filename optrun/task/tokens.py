@@ -26,7 +26,7 @@ NO_TOKEN = "the text is empty, and the tokenizer adds no special token. Leave su
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Serialize all settings of a tokenizer that decide the ids of a text, for cache keys."""
+    """Serialize a tokenizer for cache keys: all settings with an effect on the ids of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a slow tokenizer
         settings = sorted(map(str, tokenizer.init_kwargs.items()))
@@ -37,7 +37,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def added_begin_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the begin-of-text token that a tokenizer adds, such as `<s>`; "" if it adds none.
+    """Return a tokenizer's begin-of-text token, such as `<s>`, if it adds one; else "".
 
     A text that a chat template wrote may have it already, and must not begin twice.
     """
@@ -48,7 +48,7 @@ def added_begin_token(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """List the ids that a tokenizer adds before and after a text, such as `<s>` of Llama.
+    """List the ids added before and after a text by a tokenizer, such as `<s>` of Llama.
 
     Both are empty for GPT-2. They are found by encoding "a" with and without special tokens. A
     model that has never seen a text without them predicts badly if they are missing.
@@ -64,7 +64,7 @@ def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[list[int]]:
-    """Encode texts for a model to continue: with the ids before a text, without those after it.
+    """Encode prompts: with the special ids before a text, without those after it.
 
     Behind an end-of-text token, which some tokenizers add, a model would write nothing. A begin
     token that a text has already is not added twice.
@@ -175,7 +175,7 @@ def encode_rows(
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
-    """Return a function that encodes a batch of texts, or of pairs of texts.
+    """Return an encoder of batches of texts, or of pairs of texts.
 
     It truncates them to `longest` tokens if its second argument is true.
     """

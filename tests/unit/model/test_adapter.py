@@ -323,7 +323,7 @@ REFUSED = [
         "bert",
         COMMON,
         {"target_modules": "quer"},
-        ["adapter.target_modules=quer", "as a whole", "query"],
+        ["adapter.target_modules=quer", "the whole name of no module", "query"],
     ),
     (SEQUENCE, "bert", COMMON, {"target_modules": ["classifier"]}, ["train in full (classifier)"]),
     (

@@ -283,6 +283,6 @@ def test_flex_attention_has_no_dropout() -> None:
     model.config.attention_dropout = 0.1
     with pytest.raises(
         ConfigError,
-        match=r"attention_dropout of this model's configuration is 0.1.*model.config.atten",
+        match=r"attention_dropout=0.1.*model.config.atten",
     ):
         refuse_attention_dropout(model)

@@ -174,7 +174,7 @@ def test_by_prefix(make_source: Make, make_task: Make, bpe: Any, tmp_path: Path)
         assistant_only_loss=True,
     )
     assert learnt(task, bpe) == ["yes<|im_end|>", "unbelievable things<|im_end|>"]
-    assert any("by prefix" in note for note in task.notes)
+    assert any("by comparing the text" in note for note in task.notes)
     assert bpe.chat_template == UNMARKED, "it is saved with the model"
 
 
