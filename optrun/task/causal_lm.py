@@ -49,9 +49,8 @@ class CausalLm(LanguageModel):
         Raises:
             ConfigError: The tokenizer has neither an end-of-text nor a separator token.
         """
-        if tokenizer.eos_token_id is not None:
-            end_id = tokenizer.eos_token_id
-        else:
+        end_id = tokenizer.eos_token_id
+        if end_id is None:
             end_id = tokenizer.sep_token_id
         if end_id is None:
             raise ConfigError(

@@ -83,8 +83,7 @@ def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         note_minus_one_labels(source, split, column, lists[split])
     train_column = label_column(source, source.train)
     _refuse_indicators(source.train, train_column, lists[source.train])
-    distinct = {split: row_lists.names for split, row_lists in lists.items()}
-    names = class_names(source, train_column, distinct)
+    names = class_names(source, train_column, lists)
     class_numbers = ClassNumbers(names, source)
     indicators = {}
     for split, row_lists in lists.items():

@@ -302,7 +302,7 @@ def label_text(value: object, declared: Sequence[str], name: str, where: str) ->
     return str(value)
 
 
-def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
+def class_names(source: Source, name: str, labels: Mapping[Split, ColumnLabels]) -> list[str]:
     """List the classes of a label column, in the order of their numbers.
 
     The first of these that exists:
@@ -370,7 +370,7 @@ def head_or_row_classes(
     return head_classes
 
 
-def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
+def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, ColumnLabels]) -> list[str]:
     """List the classes of a `ClassLabel`, else the labels of the rows, sorted.
 
     Raises:
@@ -379,7 +379,7 @@ def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[
     names = declared_names(source.train.rows.features[name])
     if not names:
         splits = source.splits if source.cut_from_train else [source.train]
-        distinct = set[str]().union(*(labels[split] for split in splits))
+        distinct = set[str]().union(*(labels[split].names for split in splits))
         names = _sort_labels(distinct, name, source.train.key)
     if len(names) >= 2 or (names and source.head_classes is not None):
         return names
@@ -571,8 +571,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
     labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
-    distinct = {split: column_labels.names for split, column_labels in labels.items()}
-    names = class_names(source, label_column(source, source.train), distinct)
+    names = class_names(source, label_column(source, source.train), labels)
     class_numbers = ClassNumbers(names, source)
     numbers = {}
     for split, column_labels in labels.items():

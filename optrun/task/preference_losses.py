@@ -6,8 +6,6 @@ over its tokens, and d for w - l.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -117,7 +115,7 @@ def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     return -(1 - flipped) * logsigmoid(margin) - flipped * logsigmoid(-margin)
 
 
-_FORMULAS: Mapping[PreferenceLoss, Callable[[PreferenceConfig, PairScores], Tensor]] = {
+_FORMULAS = {
     PreferenceLoss.sigmoid: _sigmoid,
     PreferenceLoss.hinge: _hinge,
     PreferenceLoss.ipo: _ipo,

@@ -282,9 +282,7 @@ class Sft(ChatTask):
                 raise self.overlong_row_error("it", tokens)
             return arrays | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
-        examples = StreamedRows(
-            rows.select_columns([*columns.names, *columns.more]), encode_row, encoder.key()
-        )
+        examples = StreamedRows(rows.select_columns(columns.all), encode_row, encoder.key())
         if self.config.overlong_rows is OverlongRows.drop:
             self._note_left_out(split, examples)
         return examples

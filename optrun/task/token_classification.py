@@ -84,8 +84,8 @@ class TokenClassification(Task):
             column = _labels_column(source, split)
             self.label_lists[split] = row_label_lists(split, column, LABEL_OF_EACH_WORD)
             note_minus_one_labels(source, split, column, self.label_lists[split])
-        names = {split: lists.names for split, lists in self.label_lists.items()}
-        self.labels = class_names(source, _labels_column(source, source.train), names)
+        train_column = _labels_column(source, source.train)
+        self.labels = class_names(source, train_column, self.label_lists)
         self.class_numbers = ClassNumbers(self.labels, source)
         self.scheme = entities.scheme_of(self.labels)
         if self.scheme is None:
