@@ -43,14 +43,14 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
         assert folder == run.checkpoint(1)
         capsys.readouterr()
         (tmp_path / "aside-1").rename(run.checkpoint(3))
+        run.best.write_text(f"{run.checkpoint(1).name}\n")
+        assert locate(str(run.path)).whole_checkpoint() == run.checkpoint(3)
+        said = capsys.readouterr().err
+        assert f"{run.checkpoint(3).name} is the newest checkpoint; the best is {run.best}" in said
+        assert locate(str(run.best)).whole_checkpoint() == run.checkpoint(1)
+        assert capsys.readouterr().err == ""
         assert Retention(run, keep_last=1)(keep=[]) == []
     assert Retention(run, keep_last=1)(keep=[]) == [folder]
-    (run.path / "checkpoints" / "best").write_text(f"{run.checkpoint(1).name}\n")
-    with locate(str(run.path)).held_checkpoint() as folder:
-        said = capsys.readouterr().err
-    assert f"{folder.name} is the newest checkpoint; the best is {run.best} (" in said
-    with locate(str(run.best)).held_checkpoint() as folder:
-        assert (folder, capsys.readouterr().err) == (run.checkpoint(1), "")
     run.checkpoint(3).joinpath("model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError), locate(str(run.path)).held_checkpoint():
         pass
