@@ -42,6 +42,7 @@ from optrun.runner.reference_log_probs import add_reference_log_probs
 from optrun.runner.resume.checkpoint import OpenedCheckpoint
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import (
+    describe_other_evaluation,
     move,
     plan_values,
     refuse_other_data,
@@ -267,7 +268,10 @@ def _start(
     moved = move(saved.plan, state, plan, constants.plan["fingerprint"])
     plugin_notes = require(saved.plugins or (), "this run")
     changes_note = table(changes, derived=batch.derived, examples=batch.examples)
-    notes = [note for note in (changes_note, moved, *plugin_notes) if note]
+    other_evaluation = describe_other_evaluation(
+        saved.plan["fingerprint"], constants.plan["fingerprint"], state.global_step
+    )
+    notes = [note for note in (changes_note, moved, other_evaluation, *plugin_notes) if note]
     return Start(
         state, changes, notes, stop=stop_request(saved, requested_changes(changes, batch.derived))
     )

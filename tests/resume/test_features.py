@@ -127,3 +127,17 @@ def test_early_stopping_after_a_rollback(monkeypatch: pytest.MonkeyPatch) -> Non
     assert records(Path("whole"))[-1]["train/rollbacks"] == 1
     assert state(Path("whole"), 8)["callbacks"]["training.early_stopping_patience"]["counter"] == 3
     same(8)
+
+
+def test_other_evaluation_rows_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A best checkpoint of the old rows stays, and its value means another thing."""
+    assert (
+        optrun(*words_with(RUN, "data.eval=dev.csv", "training.max_steps=2"), "hydra.run.dir=run")
+        == 0
+    )
+    capsys.readouterr()
+    assert optrun("resume=run", "training.max_steps=3") == 0
+    assert "evaluation examples" not in capsys.readouterr().out
+    assert optrun("resume=run", "training.max_steps=4", "data.eval=hard.csv") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the evaluation examples are not those before step 3: metrics from now on" in said

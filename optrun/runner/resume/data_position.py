@@ -227,6 +227,25 @@ def step_plan(plan: Plan) -> PlainDict:
     return {**compared, "examples a step": plan["batch_size"] * plan["accumulation"]}
 
 
+def describe_other_evaluation(before: str, now: str, step: int) -> str | None:
+    """Warn that metrics before and after a resume are of other evaluation rows.
+
+    Args:
+        before: The digests of training and evaluation examples in the checkpoint.
+        now: The digests in force.
+        step: Step of the checkpoint.
+
+    Returns:
+        The warning; None if the evaluation rows are the same.
+    """
+    if before.split("-")[1] == now.split("-")[1]:
+        return None
+    return (
+        f"warning: the evaluation examples are not those before step {step:,}: metrics from now on"
+        " cannot be compared with earlier ones, and an earlier best checkpoint was chosen by those."
+    )
+
+
 def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
     """Set `state.data_shift` so that a changed plan continues at the old position.
 
