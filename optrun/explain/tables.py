@@ -10,6 +10,7 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optrun.artifacts.generalisation import FEW_EXAMPLES
 from optrun.base.errors import printable
 from optrun.base.formatting import count, list_names, plural, rate, size, span
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of
@@ -52,6 +53,8 @@ def data_lines(facts: Facts) -> list[str]:
     line = (
         f"data   {plural(data.train_rows, 'row')} for training, {data.eval_rows:,} for evaluation"
     )
+    if 0 < data.eval_rows < FEW_EXAMPLES:
+        line += f" (few: one of them is {100 / data.eval_rows:.1f} %)"
     if data.facts is None:
         return ["", line]
     if data.looked_at != (data.train_rows, data.eval_rows):

@@ -6,6 +6,7 @@ The sentences stand in `templates/line.txt`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -430,8 +431,14 @@ def _results_without_learning(contender: Contender) -> list[Generalisation]:
 
 
 def _explain_nothing_learnt(contender: Contender) -> str:
-    """Say how many of a contender's finished runs learnt nothing, and why, judged by the first."""
+    """Say how many of a contender's finished runs learnt nothing, and why.
+
+    If the reasons differ, such as the majority class of rows held out at random, each is counted.
+    """
     results = _results_without_learning(contender)
-    problem = str(results[0]).partition(":")[0]
+    problems = Counter(str(result).partition(":")[0] for result in results)
+    problem = ", ".join(f"{count} {text}" for text, count in problems.items())
+    if len(problems) == 1:
+        problem = next(iter(problems))
     runs = plural(sum(run.finished for run in contender.configuration.runs), "run")
     return f"{len(results)} of {runs} of {contender.name} show no learning ({problem})"

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.forks import MORE_TRUNKS
+from optrun.artifacts.generalisation import FEW_EXAMPLES
 from optrun.base.formatting import list_names, plural, rate
 from optrun.report.configurations import LrCurve
 from optrun.report.findings import Findings, forks_of
-from optrun.report.runs import NOT_STARTED, Run
+from optrun.report.runs import NOT_STARTED, Run, to_number
 from optrun.report.statistics import MIN_SEEDS
 from optrun.report.table import format_metric
 from optrun.report.templating import fill_text
@@ -33,6 +34,7 @@ _KINDS = (
     "trunk",
     "seeds",
     "few-seeds",
+    "few-examples",
     "diverged",
     "failed",
     "unfinished",
@@ -298,8 +300,8 @@ def _warn_of_unfinished_runs(findings: Findings) -> Iterable[RunWarning]:
 def _warn_of_doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
     """Yield one warning each for runs whose result is in doubt.
 
-    They were repeated with the same seed, finished without a finite metric, ended before their
-    schedule did, or have missing or torn files.
+    They were repeated with the same seed, finished without a finite metric, were judged by few
+    evaluation examples, ended before their schedule did, or have missing or torn files.
     """
     repeated: list[Run] = []
     for configuration in findings.configurations:
@@ -310,6 +312,10 @@ def _warn_of_doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
     unscored = [run for run in finished if run.score(findings.metric) is None]
     if unscored:
         yield _write_warning("metric", unscored, metric=findings.metric)
+    sizes = [to_number(run.at("data", "eval_examples")) for run in finished]
+    fewest = min(filter(None, sizes), default=FEW_EXAMPLES)
+    if findings.mode == "max" and fewest < FEW_EXAMPLES:
+        yield _write_warning("few-examples", fewest=fewest, metric=findings.metric)
     early: list[Run] = []
     for contender in findings.contenders:
         early += [run for run in contender.configuration.runs if _ended_early(run)]

@@ -623,3 +623,38 @@ def test_runs_too_short_to_choose_an_lr_are_trained_longer_first(
     assert f"{advice}: {end}" in made.verdict.text
     assert "at the edge" not in made.verdict.text
     assert made.verdict.next == ""
+
+
+def test_majority_classes_that_differ_between_seeds_are_counted(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    """Rows that are held out at random may have another majority; 42 rows make accuracy coarse."""
+    for name in ("adamw", "sgd"):
+        for seed in range(3):
+            majority = "good" if seed < 2 else "bad"
+            other = "bad" if seed < 2 else "good"
+            classes = [
+                {"class": majority, "support": 22, "recall": 1.0},
+                {"class": other, "support": 20, "recall": 0.0},
+            ]
+            make_run(
+                tmp_path / f"{name}{seed}",
+                optimizer=name,
+                seed=seed,
+                max_steps=20,
+                log_every=10,
+                accuracy=True,
+                summary={
+                    "main_metric": {"name": "eval/accuracy", "mode": "max"},
+                    "metrics": {"last": {"eval/loss": 0.7, "eval/accuracy": 22 / 42}},
+                    "classes": {"step": 20, "sets": {"": {"classes": classes}}},
+                    "data": {"train_examples": 400, "eval_examples": 42, "fingerprint": "d1"},
+                },
+            )
+    made = report([tmp_path])
+    reasons = "2 no better than always answering 'good', 1 no better than always answering 'bad'"
+    assert f"show no learning ({reasons})" in made.verdict.text
+    assert [each.text for each in made.warnings if each.kind == "few-examples"] == [
+        "Only 42 evaluation examples: one of them is 2.4 points of eval/accuracy. Evaluate on more,"
+        " for instance with data.eval=FILE or a larger data.eval_fraction."
+    ]
