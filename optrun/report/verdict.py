@@ -6,7 +6,6 @@ The sentences stand in `templates/line.txt`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, Generalisation, generalisation_of
 from optrun.artifacts.objective import loss_beside
-from optrun.base.formatting import plural, rate
+from optrun.base.formatting import rate
 from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
 from optrun.report.runs import Run
@@ -436,9 +435,4 @@ def _explain_nothing_learnt(contender: Contender) -> str:
     If the reasons differ, such as the majority class of rows held out at random, each is counted.
     """
     results = _results_without_learning(contender)
-    problems = Counter(str(result).partition(":")[0] for result in results)
-    problem = ", ".join(f"{count} {text}" for text, count in problems.items())
-    if len(problems) == 1:
-        problem = next(iter(problems))
-    runs = plural(sum(run.finished for run in contender.configuration.runs), "run")
-    return f"{len(results)} of {runs} of {contender.name} show no learning ({problem})"
+    return fill_text("nothing.txt", results=results, contender=contender)
