@@ -26,10 +26,6 @@ STANDARD_ERRORS = 2.0
 """By how many of them the right answers have to outnumber those of the majority class."""
 
 
-FEW_EXAMPLES = 100
-"""Fewer evaluation examples make an accuracy coarse: one of 42 is 2.4 points."""
-
-
 class Verdict(StrEnum):
     """The verdict on the generalisation of a run."""
 

@@ -10,9 +10,9 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optrun.artifacts.generalisation import FEW_EXAMPLES
 from optrun.base.errors import printable
 from optrun.base.formatting import count, list_names, plural, rate, size, span
+from optrun.config.schema.metric import FEW_EXAMPLES
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of
 from optrun.explain.plot import area_plot
 from optrun.task.data_check import data_check

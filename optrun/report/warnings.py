@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.forks import MORE_TRUNKS
-from optrun.artifacts.generalisation import FEW_EXAMPLES
 from optrun.base.formatting import list_names, plural, rate
+from optrun.config.schema.metric import FEW_EXAMPLES
 from optrun.report.configurations import LrCurve
 from optrun.report.findings import Findings, forks_of
 from optrun.report.runs import NOT_STARTED, Run, to_number
