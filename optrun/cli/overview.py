@@ -8,14 +8,13 @@ from pathlib import Path
 from optrun.cli.verbs import VERBS
 from optrun.config.paths import config_dir, shipped
 
-_TRAINING = {
-    "[KEY=VALUE ...]": "train; without arguments a built-in demo, no download",
-    "optimizer=lamb lr=2e-3": "train with another optimizer and peak learning rate",
-    "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then a comparison",
-    "-cn NAME|FILE.yaml [KEY=VALUE ...]": "a recipe, or a YAML file of your own",
-    "resume=RUN_DIR|CHECKPOINT|latest|auto": "continue a run where it stopped",
-    "branch_from=RUN_DIR|CHECKPOINT [...]": "a new run from its weights and point in the data",
-}
+_TRAINING = """\
+optrun [KEY=VALUE ...]                          train; without arguments a demo, no download
+optrun optimizer=lamb lr=2e-3                   train with another optimizer and peak learning rate
+optrun -m optimizer=lamb,adamw lr=1e-3,2e-3     a sweep: one run per combination, then a comparison
+optrun -cn NAME|FILE.yaml [KEY=VALUE ...]       a recipe, or a YAML file of your own
+optrun resume=RUN_DIR|CHECKPOINT|latest|auto    continue a run where it stopped
+optrun branch_from=RUN_DIR|CHECKPOINT [...]     a new run from its weights and point in the data"""
 _MORE = """\
 optrun --help optimizer            the choices of a group, each in a sentence
 optrun --help optimizer=lamb       every key of one choice
@@ -34,14 +33,15 @@ def overview(config_folder: str | None) -> str:
     Args:
         config_folder: A folder of the user's own choices, `--config-dir`.
     """
-    lines = _TRAINING | {f"{verb} {usage}": meaning for verb, (usage, meaning) in VERBS.items()}
+    verbs = {f"{verb} {usage}": meaning for verb, (usage, meaning) in VERBS.items()}
     choices = (f"{group}: {', '.join(names)}" for group, names in groups(config_folder).items())
     return "\n".join(
         [
             "optrun: train transformers with exactly the optimizer you asked for.",
             f"Pages: {shipped('docs', 'index.md') / 'index.md'}",
             "",
-            *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),
+            _TRAINING,
+            *(f"optrun {usage:40} {meaning}" for usage, meaning in verbs.items()),
             "== Choices: group=option ==",
             *choices,
             "",

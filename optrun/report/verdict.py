@@ -308,7 +308,9 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
         "edges": shown_edges,
         "more_edges": len(edges[_EDGES:]),
         "longer": longer,
-        "learnt": "; ".join(map(_explain_nothing_learnt, learnt_nothing)),
+        "learnt": fill_text(
+            "nothing.txt", contenders=learnt_nothing, results_of=_results_without_learning
+        ),
     }
 
 
@@ -427,12 +429,3 @@ def _results_without_learning(contender: Contender) -> list[Generalisation]:
         generalisation_of(run.summary) for run in contender.configuration.runs if run.finished
     ]
     return [result for result in results if result and result.verdict in NOTHING_LEARNT]
-
-
-def _explain_nothing_learnt(contender: Contender) -> str:
-    """Say how many of a contender's finished runs learnt nothing, and why.
-
-    If the reasons differ, such as the majority class of rows held out at random, each is counted.
-    """
-    results = _results_without_learning(contender)
-    return fill_text("nothing.txt", results=results, contender=contender)

@@ -93,7 +93,7 @@ def model_card(
         noun=facts.title or task.replace("_", " "),
         origin=_origin(config),
         dataset=_dataset(config),
-        reached=_reached(summary),
+        summary=summary,
         results=results,
         generalisation=sentence_of(summary),
         usage=_usage(facts),
@@ -165,16 +165,6 @@ def _metadata(
         eval_results=results or None,
     )
     return str(data.to_yaml())
-
-
-def _reached(summary: Mapping[str, object]) -> str:
-    """Write the step of the weights if training stopped early; else empty."""
-    status, step, limit = (summary.get(key) for key in ("status", "global_step", "max_steps"))
-    if isinstance(step, int) and isinstance(limit, int) and step < limit:
-        return f"These are the weights of step {step:,} of {limit:,}."
-    if status and status not in ("finished", "running"):
-        return f"The training ended as: {status}."
-    return ""
 
 
 def _usage(task: TaskCard) -> str:
