@@ -269,7 +269,7 @@ def memory_main(rank: int, folder: str, ranks: int) -> None:
     with (
         patch.object(runner, "build_loop", peaks.before("load", runner.build_loop)),
         patch.object(CheckpointManager, "save", peaks.before("step", CheckpointManager.save)),
-        patch.object(runner, "whole_model", peaks.before("save", runner.whole_model)),
+        patch.object(runner, "gather_model", peaks.before("save", runner.gather_model)),
     ):
         run("run", "model=pretrained", f"model.path={folder}/model")
     peaks.mark("end")

@@ -146,11 +146,11 @@ def compose(
     with one_call():
         from optrun.config import store
         from optrun.config.compose import compose_request
-        from optrun.runner.forks.command_line import whole_command_line
+        from optrun.runner.forks.command_line import add_trunk_config
 
         load_plugins(plugins)
         hydra = store.open_hydra(command_line.config_dir)
-        return compose_request(hydra, whole_command_line(hydra, command_line)).config
+        return compose_request(hydra, add_trunk_config(hydra, command_line)).config
 
 
 def transfer(

@@ -9,8 +9,8 @@ from optrun.artifacts.metrics import from_json
 from optrun.base.plain import PlainDict, PlainMapping
 
 ABSENT: Any = object()
-"""Value of a key that every whole checkpoint has, and this file has not: `refuse_garbage` says so
-before it is used."""
+"""Value of a key that every whole checkpoint has, and this file has not: `refuse_invalid_state`
+says so before it is used."""
 
 
 @dataclass(kw_only=True)

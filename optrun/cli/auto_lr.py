@@ -13,7 +13,7 @@ from optrun.config.compose import compose_line
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
 from optrun.config.schema.parametrization import merged
-from optrun.runner.forks.command_line import whole_command_line
+from optrun.runner.forks.command_line import add_trunk_config
 
 
 def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str | None]:
@@ -84,7 +84,7 @@ def compose_new(
         ConfigError: A key or value is unknown or does not fit.
         CheckpointError: The trunk is damaged or gone.
     """
-    with_trunk = whole_command_line(hydra, command_line)
+    with_trunk = add_trunk_config(hydra, command_line)
     resolved, learnt = resolve(hydra, with_trunk)
     checked, cfg = compose_line(hydra, resolved)
     if learnt is not None:

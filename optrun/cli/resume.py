@@ -114,13 +114,13 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
         OptrunError: As `execute` raises it.
     """
     from optrun.runner.resume.checkpoint import ResumePoint
-    from optrun.runner.resume.saved_config import configuration_of, plugins_of
+    from optrun.runner.resume.saved_config import plugins_of, read_configuration
 
     changes = _changes(command_line)
     _refuse_other_recipe(
         command_line, target.run, try_read_summary(target.run.summary).get("config_name")
     )
-    saved_values, mended = configuration_of(
+    saved_values, mended = read_configuration(
         target.run, [override.key_or_group for override in changes.parsed]
     )
     require(plugins_of(target.run), str(target.run.path))

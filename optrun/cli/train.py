@@ -20,7 +20,7 @@ from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
 from optrun.distributed.join import Launched, launched
-from optrun.runner.forks.command_line import Forks, whole_command_line
+from optrun.runner.forks.command_line import Forks, add_trunk_config
 from optrun.sweeper.command import is_sweep as is_sweep
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _show(
         common = [token for token in command_line.overrides if not overrides.is_search(token)]
         line = replace(command_line, overrides=common)
     else:
-        line, _ = auto_lr.resolve(hydra, whole_command_line(hydra, command_line))
+        line, _ = auto_lr.resolve(hydra, add_trunk_config(hydra, command_line))
     checked = overrides.check(hydra, line.config_name, line.parsed, sweep=sweeps).tokens
     sweeps_of_line = (item.input_line for item in line.parsed if item.is_sweep_override())
     several = next(sweeps_of_line, None)

@@ -62,9 +62,9 @@ def base_digest(model: PreTrainedModel) -> str:
 def refuse_other_adapter(
     saved: CheckpointMetadata, now: PlainMapping | None, config: RunConfig
 ) -> None:
-    """Refuse a checkpoint whose adapter does not fit the model.
+    """Refuse a checkpoint if its adapter does not fit the model.
 
-    The adapter may have another base, or only one of both may have an adapter.
+    They do not fit if only one of them has an adapter, or if their adapters have another base.
 
     Args:
         saved: Metadata of the checkpoint.
@@ -80,33 +80,32 @@ def refuse_other_adapter(
         return
     if before is None:
         raise ConfigError(
-            f"adapter={name}: the checkpoint is of a run that trained all weights: it holds no"
-            " factors, and its optimizer state is not theirs. Make a model of it (optrun export"
-            " CHECKPOINT DIR), and begin a new run with model=pretrained model.path=DIR"
-            f" adapter={name}."
+            f"adapter={name}: the checkpoint is of a run that trained all weights, so it has no"
+            " adapter to continue. Make a model of it (optrun export CHECKPOINT DIR), and start a"
+            f" new run with model=pretrained model.path=DIR adapter={name}."
         )
     if now is None:
         raise ConfigError(
             f"adapter={name}: the checkpoint holds an adapter"
             f" ({saved.config.get('adapter', {}).get('name')}) and no other weights. Leave adapter"
-            " as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) and"
-            " begin a new run with model=pretrained model.path=DIR."
+            " as it was; or merge it into its base (optrun export CHECKPOINT DIR merge=true) and"
+            " start a new run with model=pretrained model.path=DIR."
         )
     if before.get("quantization") != now["quantization"]:
         raise ConfigError(
-            f"{_in_words(now['quantization'])}: the checkpoint holds an adapter that was trained"
-            f" beside a base with {_in_words(before.get('quantization'))}, another one. Leave it as"
-            " it was."
+            f"{_in_words(now['quantization'])}: the adapter in the checkpoint was trained on a base"
+            f" with {_in_words(before.get('quantization'))}. Leave model.quantization as it was."
         )
     if before.get("base") != now["base"]:
         model = saved.config.get("model", {})
         old = origin_of(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
         new = origin_of(getattr(config.model, "path", None), config.model.name, config.seed)
-        moved = f"{new} (it was {old})" if old != new else new
+        if old != new:
+            new += f" (it was {old})"
         raise ConfigError(
-            f"{moved}: the checkpoint holds an adapter, and these are not the weights that it was"
-            f" trained beside: their digest is {now['base']}, that of the run's base"
-            f" {before.get('base')}. Give the base as it was."
+            f"{new}: these are not the base weights that the adapter in the checkpoint was"
+            f" trained on: their digest is {now['base']}, expected {before.get('base')}. Restore"
+            " the base as it was."
         )
 
 
@@ -119,9 +118,10 @@ def rebuild_adapter_model(
     *,
     dequantized: bool = False,
 ) -> PreTrainedModel:
-    """Build the model of an adapter's checkpoint.
+    """Build the model of an adapter's checkpoint: the base of the run, and the adapter on it.
 
-    The base is loaded from its recorded path, the adapter's factors from the checkpoint.
+    The base is built from the recorded configuration and checked by its digest; the adapter's
+    weights come from the checkpoint.
 
     Args:
         run: The run of the checkpoint.
@@ -129,11 +129,11 @@ def rebuild_adapter_model(
         snapshot: Content of the checkpoint.
         kind: The model's class in transformers.
         values: The model's transformers configuration.
-        dequantized: Dequantise the base, so that factors can be merged into it.
+        dequantized: Dequantise the base, so that the adapter can be merged into it.
 
     Raises:
         ConfigError: The base was moved or changed.
-        CheckpointError: The checkpoint does not record where its adapter was.
+        CheckpointError: The checkpoint records no adapter.
     """
     saved = snapshot.metadata
     tree = with_schemas(saved.config, str(checkpoint))
@@ -143,7 +143,7 @@ def rebuild_adapter_model(
     facts = saved.adapter
     if not isinstance(config.adapter, LoraConfig) or facts is None:
         raise CheckpointError(
-            f"{checkpoint}: its configuration has no adapter, and its weights are one."
+            f"{checkpoint}: its weights are an adapter's, but its configuration names no adapter."
         )
     require_quantization(config.model)
     quantized = is_quantized(config.model)
@@ -181,7 +181,7 @@ def _in_words(quantization: str | None) -> str:
 
 
 def origin_of(path: str | None, name: str, seed: int) -> str:
-    """Name where the first weights of a model come from: its path, or its name and the seed."""
+    """Name the origin of a model's first weights: its path, or its name and the seed."""
     if path is None:
         return f"model={name} with seed={seed}"
     return f"model.path={path}"

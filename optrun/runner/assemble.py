@@ -33,7 +33,7 @@ from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
 from optrun.optimizer.transfer import build_run_groups
 from optrun.param_groups import block_paths
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
-from optrun.runner.chunked import settle_chunked_loss
+from optrun.runner.chunked import configure_chunked_loss
 from optrun.runner.forks.start import StartedFork, begin_fork, restore_fork
 from optrun.runner.model_device import check_sharded_model, move_to_device
 from optrun.runner.model_loading import generation_values
@@ -43,16 +43,16 @@ from optrun.runner.resume.checkpoint import OpenedCheckpoint
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import (
     describe_other_evaluation,
-    move,
     plan_values,
     refuse_other_data,
+    shift_data_position,
     vocabulary_digest,
 )
 from optrun.runner.resume.global_batch import (
-    SettledBatch,
-    describe_open_size,
+    BatchSizes,
+    decide_batch_sizes,
+    describe_derived_micro_batch,
     requested_changes,
-    settle_batch,
 )
 from optrun.runner.resume.restore import (
     environment,
@@ -77,20 +77,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Start:
-    """Where training begins.
-
-    At step 0, at a checkpoint, or where a branch leaves its trunk.
-    """
+    """Where training begins: at step 0, at a checkpoint, or at the checkpoint of a trunk."""
 
     state: TrainState = field(default_factory=TrainState)
     changes: dict[str, tuple[object, object]] = field(default_factory=dict)
-    """Since the checkpoint was saved."""
-    notes: list[str] = field(default_factory=list)
+    """Keys changed since the checkpoint was saved -> value then, value now."""
+    notes: list[str | None] = field(default_factory=list)
+    """Notes for the user; None and empty ones are left out later."""
     fork: StartedFork | None = None
-    """How the run left its trunk, where it begins as a branch."""
+    """How the run left its trunk; None: it is no branch."""
     stop: StopRequest | None = None
-    """Of the checkpoint, where nothing that matters was changed since; None: train to the last
-    step."""
+    """Request to stop of the checkpoint, if no key it depends on was changed; None: train to the
+    last step."""
 
 
 @dataclass
@@ -99,17 +97,17 @@ class Assembled:
 
     setup: TrainingSetup
     request: Request
-    """As it was asked for, with the numbers that follow from the ranks."""
+    """The request of the user, with the batch sizes that follow from the ranks."""
     constants: CheckpointMetadata
-    """What every checkpoint of this start of the run says alike."""
+    """Metadata that all checkpoints of this start of the run share."""
     start: Start
     derived: Mapping[str, str]
-    """Those of its changes that follow from the ranks, with what that means."""
+    """Changed keys that follow from the number of ranks -> what the change means."""
     notes: list[str]
 
     @property
     def is_done(self) -> bool:
-        """Whether no step, and no part of one, is left."""
+        """Whether no step is left, and the last one was evaluated and logged."""
         state = self.setup.state
         stop = self.start.stop
         end = self.setup.total_steps if stop is None else min(stop.step, self.setup.total_steps)
@@ -140,18 +138,18 @@ def assemble(
     opened = opened or OpenedCheckpoint()
     saved = opened.saved
     snapshot = opened.snapshot
-    batch = settle_batch(request, saved, world.size, branches=opened.trunk is not None)
+    batch = decide_batch_sizes(request, saved, world.size, branches=opened.trunk is not None)
     config = batch.request.config
     task = prepared.task
     model = prepared.model
     move_to_device(model, config, device)
-    chunked_note = settle_chunked_loss(task, model, config, world)
+    chunked_note = configure_chunked_loss(task, model, config, world)
     plan = EpochPlan(
         examples=len(task.train),
         batch_size=batch.micro_batch_size,
         accumulation=batch.micro_batches,
         seed=config.seed,
-        lengths=_lengths(config, task),
+        lengths=_example_lengths(config, task),
         arrangement=getattr(task.train, "arrangement", None),
     )
     task.expect_step(min(plan.examples, plan.batch_size * plan.accumulation))
@@ -172,11 +170,13 @@ def assemble(
             world.agree(lambda: adapter_facts(model) if world.is_main else None)
         ),
     )
-    _refuse_other_start(constants, task, model, world)
+    _refuse_different_ranks(constants, task, model, world)
     constants.reference = add_reference_log_probs(
         task, model, config, device, None if saved is None else saved.reference, world=world
     )
-    start = Start() if saved is None else _start(saved, opened, constants, plan, batch)
+    start = (
+        Start() if saved is None else _start_from_checkpoint(saved, opened, constants, plan, batch)
+    )
     state = start.state
     fork = start.fork
     steps_of_epochs = (
@@ -186,15 +186,15 @@ def assemble(
     schedule_steps = total - int((constants.branch or {}).get("schedule_from", 0))
     if fork is not None:
         refuse_ended_fork(fork.folder, fork.step, total, length_key(config))
-    ranking = ranking_of(config, task)
+    ranking = choose_ranking(config, task)
     notes = [
         *start.notes,
         chunked_note,
         set_ranking_metric(state, ranking),
-        describe_open_size(request, batch, world.size),
+        describe_derived_micro_batch(request, batch, world.size),
     ]
     groups = [] if saved is None or moves_layers(start.changes) else _valid_groups(saved.optimizer)
-    train_step = _train_step(config, prepared, device, schedule_steps, world, groups, notes)
+    train_step = _build_train_step(config, prepared, device, schedule_steps, world, groups, notes)
     kernel = kernel_of(
         train_step.optimizer, device.type, sharded=isinstance(config.distributed, FsdpConfig)
     )
@@ -229,26 +229,25 @@ def assemble(
         total_steps=total,
         evaluation_weights=partial(evaluation_weights, train_step.optimizer),
     )
-    messages = [note for note in notes if note is not None]
+    messages = [note for note in notes if note]
     return Assembled(setup, batch.request, constants, start, batch.derived, messages)
 
 
-def _start(
+def _start_from_checkpoint(
     saved: CheckpointMetadata,
     opened: OpenedCheckpoint,
     constants: CheckpointMetadata,
     plan: EpochPlan,
-    batch: SettledBatch,
+    batch: BatchSizes,
 ) -> Start:
-    """Take the training state of a checkpoint, to resume it or to branch from it.
+    """Build the start of a run from a checkpoint, to resume it or to branch from it.
 
     Args:
         saved: Metadata of the checkpoint.
         opened: The checkpoint, and whether it is the trunk of a branch.
-        constants: Metadata for the next checkpoints; changed in place: the facts of a branch are
-            filled in.
-        plan: The plan that is in force now.
-        batch: The batch sizes that are in force now.
+        constants: Metadata for the next checkpoints; `branch` is set in place.
+        plan: The plan of the data now.
+        batch: The batch sizes now.
 
     Raises:
         ConfigError: The adapter, the data or the batch changed.
@@ -262,25 +261,25 @@ def _start(
         fork, state = begin_fork(opened.trunk, saved, constants, changes, config.branch_schedule)
         constants.branch = fork.metadata()
         changes_note = table(fork.changes, "other than the trunk's:", derived=batch.derived)
-        return Start(state, changes, [changes_note] if changes_note else [], fork)
+        return Start(state, changes, [changes_note], fork)
     constants.branch = saved.branch
     state = train_state(saved)
-    moved = move(saved.plan, state, plan, constants.plan["fingerprint"])
+    position_note = shift_data_position(saved.plan, state, plan, constants.plan["fingerprint"])
     plugin_notes = require(saved.plugins or (), "this run")
     changes_note = table(changes, derived=batch.derived, examples=batch.examples)
     other_evaluation = describe_other_evaluation(
         saved.plan["fingerprint"], constants.plan["fingerprint"], state.global_step
     )
-    notes = [note for note in (changes_note, moved, other_evaluation, *plugin_notes) if note]
+    notes = [changes_note, position_note, other_evaluation, *plugin_notes]
     return Start(
         state, changes, notes, stop=stop_request(saved, requested_changes(changes, batch.derived))
     )
 
 
-def _refuse_other_start(
+def _refuse_different_ranks(
     constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World
 ) -> None:
-    """Refuse ranks that differ in configuration, data or model, before the first step.
+    """Refuse ranks with different configurations, data or models, before the first step.
 
     Raises:
         ConfigError: The message names machine, rank, key and both values.
@@ -308,7 +307,7 @@ def _refuse_other_start(
 
 
 def length_key(config: RunConfig) -> str:
-    """Name the configuration key that decides the length of a run, with its value."""
+    """Return `key=value` of the length of a run: max_steps, else num_train_epochs."""
     key = "num_train_epochs" if config.training.max_steps is None else "max_steps"
     return f"training.{key}={getattr(config.training, key)}"
 
@@ -326,7 +325,7 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
             config.training.early_stopping_patience,
             "leave it null",
         ),
-        ("scheduler.metric", schedule_metric, "take a schedule of the step"),
+        ("scheduler.metric", schedule_metric, "choose a scheduler other than plateau"),
     ):
         if value is not None:
             raise ConfigError(
@@ -336,7 +335,12 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
 
 
 def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
-    """Refuse a metric unknown to the task.
+    """Refuse a metric if the evaluation of the task does not compute it.
+
+    Args:
+        task: The task, with its evaluation sets.
+        key: Configuration key of the metric, for the message.
+        metric: Name with its prefix, such as `eval/loss`.
 
     Raises:
         ConfigError: The message names the key and lists the task's metrics.
@@ -351,13 +355,14 @@ def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
         )
 
 
-def ranking_of(config: RunConfig, task: Task) -> Ranking:
-    """Pick the metric for ranking checkpoints.
+def choose_ranking(config: RunConfig, task: Task) -> Ranking:
+    """Choose the metric for ranking checkpoints, and its better direction.
 
-    Default: the task's metric on the first evaluation set.
+    The metric is `checkpoint.metric`, else the task's main metric; a name without a prefix means
+    the first evaluation set. The direction is `checkpoint.mode`, else that of the metric.
 
     Raises:
-        ConfigError: The task reports no such metric.
+        ConfigError: The task does not compute the metric.
     """
     name = config.checkpoint.metric or task.main_metric
     metric = name if "/" in name else f"{eval_prefixes(task)[0]}{name}"
@@ -367,7 +372,7 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
     return Ranking(metric, best_mode(metric, Ranking(f"eval/{task.main_metric}", task.mode)))
 
 
-def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
+def _example_lengths(config: RunConfig, task: Task) -> np.ndarray | None:
     """Return the tokens of each training example; None unless `group_by_length`.
 
     Raises:
@@ -383,7 +388,7 @@ def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
     return lengths
 
 
-def _train_step(
+def _build_train_step(
     config: RunConfig,
     prepared: Prepared,
     device: torch.device,
@@ -392,9 +397,19 @@ def _train_step(
     started: Sequence[Mapping[str, object]],
     notes: list[str | None],
 ) -> TrainStep:
-    """Make what steps; `started`: groups of the checkpoint to go on from.
+    """Build the optimizer, schedule and training step of a run, and distribute its model.
 
-    `notes` takes those on its placement.
+    Args:
+        config: The configuration of the run.
+        prepared: Data and model; the model is changed in place, and may be sharded.
+        device: Device of the model.
+        total: Optimizer steps of the schedule.
+        world: The ranks.
+        started: Parameter groups of the checkpoint to resume; parameters keep their layers.
+        notes: Changed in place: notes on the parameter groups are added.
+
+    Raises:
+        ConfigError: Optimizer or schedule do not fit the model or the configuration.
     """
     model = prepared.model
     task = prepared.task
@@ -461,16 +476,14 @@ def build_loaders(
 ) -> tuple[BatchLoader, dict[str, BatchLoader]]:
     """Build the batch loader of the training split, and one for each evaluation set by its name.
 
-    `task.transform` is only called if the task overrides it.
+    `task.transform` is only called if the task overrides it; the inherited one changes nothing.
     """
-    changes = (
-        getattr(task.transform, "__func__", None) is not Task.transform
-    )  # that one changes nothing
+    overrides_transform = getattr(task.transform, "__func__", None) is not Task.transform
 
     def loader(examples: ExampleSource) -> BatchLoader:
         return BatchLoader(
             examples=examples,
-            transform=task.transform if changes else None,
+            transform=task.transform if overrides_transform else None,
             collate=task.collate,
             seed=config.seed,
             workers=config.training.dataloader_num_workers,
@@ -480,20 +493,19 @@ def build_loaders(
     return loader(task.train), {name: loader(examples) for name, examples in task.eval_sets.items()}
 
 
-def _valid_groups(
-    optimizer: Mapping[str, list[Mapping[str, object]]],
-) -> list[Mapping[str, object]]:
+def _valid_groups(optimizer: Mapping[str, object]) -> list[Mapping[str, object]]:
     """Return the parameter groups of a checkpoint's optimizer; empty if one is damaged.
 
     Loading the optimizer reports the damage later.
     """
     groups = optimizer.get("groups", [])
-    kinds = {"layer": str, "layer_id": int | None, "lr_ratio": int | float, "role": str}
-    is_valid = isinstance(groups, list) and all(
-        isinstance(group, dict)
-        and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
-        for group in groups
-    )
-    if is_valid:
-        return groups
-    return []
+    if not isinstance(groups, list):
+        return []
+    kinds = {"layer": str, "layer_id": int, "lr_ratio": int | float, "role": str}
+    for group in groups:
+        if not isinstance(group, dict):
+            return []
+        for key, kind in kinds.items():
+            if not isinstance(group.get(key), kind | None):
+                return []
+    return groups

@@ -10,16 +10,16 @@ from optrun.base.plain import PlainMapping, lookup
 
 
 def describe_best(summary: PlainMapping) -> str:
-    """Describe the metric of the best checkpoint, and what decided a tie.
+    """Describe the best checkpoint: its step, its metric, and what decided a tie.
 
-    Empty if there is no best checkpoint.
+    Empty if the run was never evaluated.
     """
     main = summary.get("main_metric") or {}
     best = lookup(summary, "metrics", "best", str(main.get("name")))
     if not best:
         return ""
     if math.isnan(best["value"]):
-        return f"no evaluation is the best: {main['name']} was never a number"
+        return f"no best checkpoint: {main['name']} was NaN in every evaluation"
     message = (
         f"best: step {int(best['step']):,} by {main['name']} {number(best['value'])}"
         f" ({main['mode']})"
@@ -27,7 +27,7 @@ def describe_best(summary: PlainMapping) -> str:
     if best.get("tied", 1) == 1:
         return message
     loss = loss_beside(main["name"])
-    lower = ""
+    tie_breaker = "the later step"
     if "loss" in best and loss != main["name"]:
-        lower = f"the lower {loss} ({number(best['loss'])}), then by "
-    return f"{message}; tie of {int(best['tied'])} evaluations, broken by {lower}the later step"
+        tie_breaker = f"the lower {loss} ({number(best['loss'])}), then by the later step"
+    return f"{message}; tie of {int(best['tied'])} evaluations, broken by {tie_breaker}"

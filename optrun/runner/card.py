@@ -42,9 +42,9 @@ class TaskCard:
     """The task's part of a model card, for built-in and plugin tasks."""
 
     title: str = ""
-    """What a person calls it, such as `text classification`; empty: its name."""
+    """Title for people, such as `text classification`; empty: the name of the task."""
     pipeline_tag: str = ""
-    """Of the Hugging Face hub; empty: none."""
+    """Pipeline tag of the Hugging Face hub; empty: none."""
     auto_class: str = "AutoModel"
     processor: str = "AutoTokenizer"
     usage: Sequence[str] = ()
@@ -54,9 +54,9 @@ class TaskCard:
     embeds: bool = False
     """Whether sentence-transformers loads it."""
     base: str = ""
-    """For an adapter, the hub name or folder of the weights that it stands beside; else empty."""
+    """For an adapter, the hub name or folder of its base; else empty."""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """What the base is loaded with."""
+    """Keyword arguments that load the base."""
 
 
 def model_card(
@@ -72,13 +72,13 @@ def model_card(
         task_card: The task's part of the card; None: the task is unknown here.
 
     Returns:
-        Markdown with YAML metadata on top: library, tags, pipeline and metrics; base model and
-        dataset too if they are names on the hub.
+        Markdown with YAML metadata at the top. Base model and dataset are in the metadata only if
+        they are names on the hub.
     """
     task = str(lookup(config, "task", "kind") or lookup(config, "task", "name") or "")
     facts = task_card or TaskCard()
     heading = _heading(config)
-    metrics = _evaluation(summary)
+    metrics = _evaluation_metrics(summary)
     parameters = lookup(summary, "model", "parameters")
     results = Table(["metric, on the evaluation split", "value"], [False, True])
     for key, number in metrics.items():
@@ -91,24 +91,27 @@ def model_card(
         kind=str(lookup(summary, "model", "class") or ""),
         parameters=count(parameters) if isinstance(parameters, int) else "",
         noun=facts.title or task.replace("_", " "),
-        origin=_origin(config),
-        dataset=_dataset(config),
+        origin=_base_model_name(config),
+        dataset=_data_name(config),
         summary=summary,
         results=results,
         generalisation=sentence_of(summary),
-        usage=_usage(facts),
+        usage=_loading_code(facts),
         command="\n".join(map(relative_names, _commands(summary))),
     )
 
 
 def _commands(summary: Mapping[str, object]) -> list[str]:
-    """List the commands that made these weights: the first, then each resume with changes."""
+    """List the training commands of these weights: the first, then each resume with changes.
+
+    A resume from the step of the weights, or a later one, has no part in them.
+    """
     step = summary.get("global_step")
     resumes = summary.get("resumes")
     commands = [summary.get("command")]
     for resume in resumes if isinstance(resumes, list) else ():
-        begin = lookup(resume, "from_step")
-        is_before = isinstance(step, int) and isinstance(begin, int) and begin < step
+        start = lookup(resume, "from_step")
+        is_before = isinstance(step, int) and isinstance(start, int) and start < step
         if is_before and lookup(resume, "changes"):
             commands.append(lookup(resume, "command"))
     return [" ".join(str(command).splitlines()) for command in commands if command]
@@ -135,24 +138,26 @@ def _metadata(
 
     optimizer = str(lookup(config, "optimizer", "name") or "")
     results = []
-    names = []
+    metric_names = []
     for key, number in metrics.items():
         split, _, name = key.removeprefix("eval/").rpartition("/")
         if name not in _HUB_METRICS or not math.isfinite(number):
             continue
-        names.append(name)
+        if name not in metric_names:
+            metric_names.append(name)
         if facts.pipeline_tag:
             results.append(
                 EvalResult(
                     task_type=facts.pipeline_tag,
                     dataset_type=str(lookup(config, "data", "name") or "data"),
-                    dataset_name=plain(_dataset(config)),
+                    dataset_name=plain(_data_name(config)),
                     dataset_split=split or "evaluation",
                     metric_type=name,
                     metric_value=round(number, 6),
                 )
             )
-    names = list(dict.fromkeys(names))
+    # The loss is listed only if there is no other metric.
+    metric_names = [name for name in metric_names if name != "loss"] or metric_names
     dataset = _hub_name(config, "data", "hub")
     data = ModelCardData(
         library_name="peft" if facts.base else "transformers",
@@ -160,22 +165,22 @@ def _metadata(
         tags=[word for word in ("optrun", optimizer, task.replace("_", "-")) if word],
         base_model=_hub_name(config, "model", "pretrained") or None,
         datasets=[dataset] if dataset else None,
-        metrics=[name for name in names if name != "loss"] or names or None,
+        metrics=metric_names or None,
         model_name=heading if results else None,
         eval_results=results or None,
     )
     return str(data.to_yaml())
 
 
-def _usage(task: TaskCard) -> str:
-    """Write a snippet that loads the model from this folder, an adapter beside its base."""
+def _loading_code(task: TaskCard) -> str:
+    """Write Python code to load the model from this folder; an adapter on its base."""
     variable = "tokenizer" if task.processor == "AutoTokenizer" else "processor"
     imports = [f"from transformers import {task.auto_class}, {task.processor}"]
     load = [f"model = {task.auto_class}.from_pretrained(folder)"]
     if task.base:
         keywords = "".join(f", {key}={item!r}" for key, item in task.arguments.items())
         name = task.base if _HUB_NAME.fullmatch(task.base) else task.base.rpartition("/")[2]
-        comment = "the weights that this adapter stands beside"
+        comment = "the base of this adapter"
         imports.insert(0, "from peft import PeftModel")
         load = [
             f"base = {task.auto_class}.from_pretrained({name!r}{keywords})  # {comment}",
@@ -194,12 +199,14 @@ def _usage(task: TaskCard) -> str:
 
 def _heading(config: Mapping[str, object]) -> str:
     """Name the model and the data it was trained on."""
-    model = _origin(config).rpartition("/")[2] or str(lookup(config, "model", "name") or "model")
-    return plain(f"{model} on {_dataset(config)}")
+    model = _base_model_name(config).rpartition("/")[2] or str(
+        lookup(config, "model", "name") or "model"
+    )
+    return plain(f"{model} on {_data_name(config)}")
 
 
-def _origin(config: Mapping[str, object]) -> str:
-    """Name the fine-tuned model: its hub name, or the last part of its folder.
+def _base_model_name(config: Mapping[str, object]) -> str:
+    """Name the pretrained model of a run: its hub name, or the last part of its folder.
 
     Empty if the model was trained from scratch.
     """
@@ -212,9 +219,10 @@ def _origin(config: Mapping[str, object]) -> str:
 
 
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
-    """Return the hub name in a section of the configuration, if `choice` is selected.
+    """Return `path` of a configuration section if it is a name on the hub; else empty.
 
-    Empty for a local folder, whose name means nothing to others.
+    It is one only if the section's choice is `choice`. The name of a local folder means nothing to
+    others.
     """
     path = lookup(config, section, "path")
     is_chosen = lookup(config, section, "name") == choice and isinstance(path, str)
@@ -235,8 +243,8 @@ def relative_names(command: str) -> str:
     return _ABSOLUTE.sub(lambda found: found[1] + found[2].rstrip("/").rpartition("/")[2], command)
 
 
-def _dataset(config: Mapping[str, object]) -> str:
-    """Name the data: its hub name, the last part of a local path, or else the choice."""
+def _data_name(config: Mapping[str, object]) -> str:
+    """Name the data: its hub name, the last part of a local path, else its choice of `data`."""
     data = str(lookup(config, "data", "name") or "unknown data")
     if data == "stdlib":
         return "the source text of Python's standard library"
@@ -252,12 +260,16 @@ def _dataset(config: Mapping[str, object]) -> str:
     return data
 
 
-def _evaluation(summary: Mapping[str, object]) -> dict[str, float]:
-    """Return the last evaluation metrics, without bookkeeping such as runtimes."""
+def _evaluation_metrics(summary: Mapping[str, object]) -> dict[str, float]:
+    """Return the last evaluation metrics, without bookkeeping such as runtimes.
+
+    Values that are no numbers are left out; the text "NaN" of a JSON file is one.
+    """
     last = lookup(summary, "metrics", "last")
     metrics: dict[str, float] = {}
     for key, number in last.items() if isinstance(last, Mapping) else ():
-        number = math.nan if number == "NaN" else number
+        if number == "NaN":
+            number = math.nan
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
         if str(key).startswith("eval/") and not str(key).endswith(_BOOKKEEPING):

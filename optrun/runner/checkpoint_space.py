@@ -35,14 +35,14 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def space_warning(run: RunDir, config: CheckpointConfig, checkpoint_size: int) -> str | None:
-    """Return a warning if the disk has too little room for the checkpoints; else None.
+    """Return a warning if the disk has too little room for the coming checkpoints; else None.
 
     Args:
         run: The run directory.
         config: Says how many checkpoints are kept.
         checkpoint_size: Bytes of one checkpoint.
     """
-    # The next one is written before an old one goes.
+    # A checkpoint is written before the oldest one is deleted: one more than are kept.
     count = max(1, config.keep_last + config.keep_best + 1 - len(checkpoint_folders(run)))
     free = shutil.disk_usage(run.path).free
     if free >= count * checkpoint_size + MARGIN:

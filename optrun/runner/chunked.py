@@ -22,16 +22,19 @@ LEAST = 2**30
 every machine."""
 
 
-def settle_chunked_loss(
+def configure_chunked_loss(
     task: Task, model: PreTrainedModel, config: RunConfig, world: World = ALONE
 ) -> str | None:
     """Make a model compute its loss in chunks if configured, or if that saves enough memory.
 
+    With `auto`, chunks are used if the logits of a micro-batch would take 1 GiB or more, and if the
+    model and the task allow them.
+
     Args:
-        task: Task of the run; changed in place: it is told whether losses come in chunks.
-        model: The model on its device, not sharded yet; changed in place.
-        config: Says whether chunks are wanted, and how large a micro-batch is.
-        world: The ranks. Only the first tries it, since the others may have no weights yet.
+        task: Task of the run; `chunked` is set in place.
+        model: The model on its device, not sharded yet; its forward pass is replaced in place.
+        config: Has `training.chunked_loss` and the size of a micro-batch.
+        world: The ranks. Only rank 0 tries it, since the others may have no weights yet.
 
     Returns:
         A note for the user, or None.
@@ -44,11 +47,11 @@ def settle_chunked_loss(
     weight = getattr(head, "weight", None)
     if mode == "false" or weight is None:
         return None
-    texts = (config.training.per_device_train_batch_size or MOST_PER_DEVICE) * (
-        1 + isinstance(config.task, PreferenceConfig)
-    )
-    needed = 4 * texts * config.data.max_length * len(weight)
-    if mode == "auto" and needed < LEAST:
+    texts = config.training.per_device_train_batch_size or MOST_PER_DEVICE
+    if isinstance(config.task, PreferenceConfig):
+        texts *= 2  # a pair has a chosen and a rejected text
+    logits_bytes = 4 * texts * config.data.max_length * len(weight)
+    if mode == "auto" and logits_bytes < LEAST:
         return None
     why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
     if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
@@ -59,13 +62,13 @@ def settle_chunked_loss(
         task.chunked = True
         ChunkedForward(model, shift=task.shift)
         return (
-            f"{KEY}={mode}: the logits of a micro-batch, up to {size(needed)}, are computed a part"
-            " at a time"
+            f"{KEY}={mode}: the logits of a micro-batch, up to {size(logits_bytes)}, are computed a"
+            " part at a time"
         )
     reason = (
         f"{KEY}={mode}: {type(model).__name__} computes all logits of a micro-batch, up to"
-        f" {size(needed)}: {why}"
+        f" {size(logits_bytes)}: {why}"
     )
     if mode == "true":
-        raise ConfigError(f"{reason}. Leave {KEY}=auto, or take false.")
+        raise ConfigError(f"{reason}. Leave {KEY}=auto, or set it to false.")
     return reason

@@ -26,7 +26,7 @@ F1_MEANING = (
 def tables_of(summary: Mapping[str, object]) -> Iterator[tuple[str, Table]]:
     """Yield the table of metrics by class of each evaluation set with at most 12 classes.
 
-    Yields nothing if they were computed for other weights than the summary's metrics.
+    Yields nothing if they were computed at another step than the summary's metrics.
 
     Args:
         summary: Values of `summary.json`; missing ones are left out.
@@ -35,25 +35,27 @@ def tables_of(summary: Mapping[str, object]) -> Iterator[tuple[str, Table]]:
         Name of the evaluation set (empty if there is only one), and its table.
     """
     sets = lookup(summary, "classes", "sets")
-    if not isinstance(sets, Mapping) or lookup(summary, "classes", "step") != summary.get(
-        "global_step"
-    ):
+    if not isinstance(sets, Mapping):
+        return
+    if lookup(summary, "classes", "step") != summary.get("global_step"):
         return
     for name, values in sets.items():
         rows = values["classes"]
         if 0 < len(rows) <= _MOST_SHOWN:
-            yield str(name), _tabulated(str(next(iter(rows[0]))), rows, values["means"])
+            yield str(name), _build_table(str(next(iter(rows[0]))), rows, values["means"])
 
 
-def figures_table(found: ClassTable) -> Table:
+def figures_table(metrics: ClassTable) -> Table:
     """Build a table with a row for each class, then the means."""
-    return _tabulated(found.noun, _values(found.noun, found.rows), _values(found.noun, found.means))
+    return _build_table(
+        metrics.noun, _values(metrics.noun, metrics.rows), _values(metrics.noun, metrics.means)
+    )
 
 
-def _tabulated(
+def _build_table(
     noun: str, rows: Sequence[Mapping[str, object]], means: Sequence[Mapping[str, object]]
 ) -> Table:
-    """Build a table of metrics, means last and muted.
+    """Build a table of metrics with a row for each class; the means come last, muted.
 
     Args:
         noun: Key of each row's name, and heading of the first column.
@@ -62,44 +64,44 @@ def _tabulated(
     """
     table = Table([noun, *_KEYS], [False, True, True, True, True])
     for row in [*rows, *means]:
-        *figures, support = (row.get(key) for key in _KEYS)
-        cells = [
-            number(float(figure)) if isinstance(figure, int | float) else NONE for figure in figures
-        ]
-        table.rows.append(
-            [str(row.get(noun, "")), *cells, count(support) if isinstance(support, int) else NONE]
-        )
+        cells = [str(row.get(noun, ""))]
+        for key in _KEYS[:-1]:
+            figure = row.get(key)
+            cells.append(number(float(figure)) if isinstance(figure, int | float) else NONE)
+        support = row.get("support")
+        cells.append(count(support) if isinstance(support, int) else NONE)
+        table.rows.append(cells)
     table.styles = [*[""] * len(rows), *["muted"] * len(means)]
     return table
 
 
-def confusion_table(found: ClassTable) -> Table | None:
-    """Tabulate true classes in rows, predicted ones in columns.
+def confusion_table(metrics: ClassTable) -> Table | None:
+    """Tabulate how often each true class (row) was predicted as each class (column).
 
-    None if there is no confusion matrix, or too many classes for a table.
+    Zeros are shown as dots. None without a confusion matrix, or with more than 12 classes.
     """
-    if found.confusion is None or len(found.labels) > _MOST_SHOWN:
+    if metrics.confusion is None or len(metrics.labels) > _MOST_SHOWN:
         return None
-    table = Table(["true \\ predicted", *found.labels], [False, *([True] * len(found.labels))])
-    for label, line in zip(found.labels, found.confusion.tolist(), strict=True):
+    table = Table(["true \\ predicted", *metrics.labels], [False, *([True] * len(metrics.labels))])
+    for label, line in zip(metrics.labels, metrics.confusion.tolist(), strict=True):
         table.rows.append([label, *(f"{cell:,}" if cell else "·" for cell in line)])
         table.styles.append("")
     return table
 
 
-def as_values(found: ClassTable, most: int | None = None) -> dict[str, object]:
+def as_values(metrics: ClassTable, most: int | None = None) -> dict[str, object]:
     """Convert metrics by class to plain values for JSON.
 
     Args:
-        found: The metrics by class.
+        metrics: The metrics by class.
         most: With more classes than this the confusion matrix is left out. None: no limit.
     """
     values: dict[str, object] = {
-        "classes": _values(found.noun, found.rows),
-        "means": _values(found.noun, found.means),
+        "classes": _values(metrics.noun, metrics.rows),
+        "means": _values(metrics.noun, metrics.means),
     }
-    if found.confusion is not None and (most is None or len(found.labels) <= most):
-        values["confusion"] = {"labels": found.labels, "counts": found.confusion.tolist()}
+    if metrics.confusion is not None and (most is None or len(metrics.labels) <= most):
+        values["confusion"] = {"labels": metrics.labels, "counts": metrics.confusion.tolist()}
     return values
 
 

@@ -13,7 +13,7 @@ from optrun.config.registry.origins import records
 from optrun.config.schema.callbacks import callback_configs
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
-from optrun.runner.resume.restore import go_back, stop_request
+from optrun.runner.resume.restore import restore_scheduled_checkpoint, stop_request
 from optrun.runner.run_start import RunStart
 from optrun.runner.snapshot import Snapshots
 from optrun.runner.summary import SummaryCallback
@@ -78,9 +78,9 @@ def build_loop(
         metrics_log = MetricsLogger(
             run.metrics, refusal_handler(config.checkpoint.on_storage_error, note)
         )
-        components = _writers(run_start, setup, metrics_log)
+        components = _metrics_writers(run_start, setup, metrics_log)
         sync = metrics_log.sync
-    if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
+    if config.training.early_stopping_patience is not None:  # all ranks decide the same
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, run_start.summary.command)
     callbacks = _build_callbacks(config.callbacks) if world.is_main else {}
@@ -91,19 +91,20 @@ def build_loop(
         setup, assembled.constants, allow_nonfinite=config.checkpoint.allow_nonfinite
     )
 
-    def take(random: RandomStates, in_place: bool) -> Snapshot:
-        snapshots.constants.plugins = records(
-            run_start.request.values
-        )  # with what was imported meanwhile
+    def take_snapshot(random: RandomStates, in_place: bool) -> Snapshot:
+        # Plugins may have imported further files meanwhile.
+        snapshots.constants.plugins = records(run_start.request.values)
         stop = None if training.stop is None else asdict(training.stop)
         return snapshots(random.packed(), hooks.state_dict(), stop, in_place=in_place)
 
     def restore(step: int) -> TrainState:
-        state, saved = go_back(run, step, config.checkpoint.save_steps, setup, world)
-        same = (
-            saved.config_digest == assembled.constants.config_digest
-        )  # else the request was answered already
-        hooks.load_state_dict(saved.callbacks or {}, stop_request(saved, {}) if same else None)
+        state, saved = restore_scheduled_checkpoint(
+            run, step, config.checkpoint.save_steps, setup, world
+        )
+        stop = None
+        if saved.config_digest == assembled.constants.config_digest:
+            stop = stop_request(saved, {})  # with another one this start has dealt with it already
+        hooks.load_state_dict(saved.callbacks or {}, stop)
         return state
 
     checkpoints = (
@@ -113,7 +114,7 @@ def build_loop(
         deletes_older=world.is_main,
         config=config.checkpoint,
         setup=setup,
-        snapshot=take,
+        snapshot=take_snapshot,
         sync=sync,
         note=note,
         saving=world.saving if is_sharded(setup.model) and world.size > 1 else None,
@@ -148,34 +149,33 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
     Raises:
         ConfigError: A callback cannot be built, or has an unknown hook.
     """
-    built: dict[str, object] = {}
+    callbacks: dict[str, object] = {}
     for name, config in callback_configs(configs).items():
         key = f"callbacks.{name}"
-        row = registry.choices("callback")[name]
+        options = {field.name: getattr(config, field.name) for field in fields(config)}
         try:
-            built[key] = row.load()(
-                **{field.name: getattr(config, field.name) for field in fields(config)}
-            )
+            callback = registry.choices("callback")[name].load()(**options)
         except ConfigError:
             raise
         except Exception as error:  # whatever a user's class raises
             raise ConfigError(f"{key}: cannot be built: {type(error).__name__}: {error}") from error
-        for hook in dir(built[key]):
+        for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
                 raise ConfigError(
                     f"{key}: {hook} is no hook of the training loop. {did_you_mean(hook, HOOKS)}"
                 )
-    return built
+        callbacks[key] = callback
+    return callbacks
 
 
-def _writers(
+def _metrics_writers(
     run_start: RunStart,
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
 ) -> list[Callback]:
-    """List the callbacks that write a line of metrics: log, display, tracker, summary.
+    """List the components for each line of metrics, in the order of their calls.
 
-    The log comes first: a line is on disk before anything else shows it.
+    `metrics.jsonl` comes first: a line is on disk before anything else shows it.
     """
     config = run_start.config
     note = run_start.display.note

@@ -63,9 +63,9 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def run_log(run: RunDir) -> Iterator[None]:
-    """Send optrun's log to `optrun.log` of the run, and an error of the block, too.
+    """Write optrun's log to `optrun.log` of the run, and an error of the block, too.
 
-    Logger level and propagation are restored at the end.
+    The logger's level and propagation are changed, and restored at the end.
 
     Raises:
         StorageError: The path exists and is no regular file.
@@ -79,7 +79,8 @@ def run_log(run: RunDir) -> Iterator[None]:
     logger = logging.getLogger("optrun")
     handler = _LogFile(run.log, encoding="utf-8")
     handler.setFormatter(_Lines())
-    before = (logger.level, logger.propagate)
+    level = logger.level
+    propagate = logger.propagate
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(handler)
@@ -91,15 +92,12 @@ def run_log(run: RunDir) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) -> None:
-    """Introduce a run on one line.
-
-    It says what runs, on how many ranks if several, and where the files are written.
-    """
+    """Print one line with the main choices of a run, and the folder of its files."""
     distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
         f"task={config.task.name} data={config.data.name} model={config.model.name}"
@@ -117,9 +115,9 @@ def shown_path(path: Path) -> str:
 
 
 def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
-    """Print the sample, the result table and the next commands of a run that ended well.
+    """Print the sample, the result table and the next commands of a finished run.
 
-    The sample is left out if there is none, and all commands if the run saved no checkpoint.
+    Without checkpoints there are no commands, and the sample may be missing.
 
     Args:
         console: Where it is printed.
@@ -130,9 +128,8 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     stopped = summary.get("stopped")  # by a patience of one's own, or a callback
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
-        continuation = re.sub(
-            r"\n(\s*\n){2,}", "\n\n", continuation
-        ).rstrip()  # a model may write line breaks alone
+        # A model may write nothing but line breaks.
+        continuation = re.sub(r"\n(\s*\n){2,}", "\n\n", continuation).rstrip()
         console.print(
             Panel(
                 f"[bold]{escape(printable(prompt))}[/]{escape(printable(continuation))}",
@@ -140,18 +137,18 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
                 title_align="left",
             )
         )
-    _results(console, summary)
+    _print_metrics(console, summary)
     for line in (
         sentence_of(summary),
         describe_best(summary),
         summary["message"] if stopped else "",
     ):
-        if line:  # broken between words, which a terminal does not do
+        if line:  # a terminal would break it within words
             width = console.width if console.is_terminal else _PIPED
-            parts = textwrap.wrap(
+            wrapped = textwrap.fill(
                 printable(line), width, break_long_words=False, break_on_hyphens=False
             )
-            console.print(escape("\n".join(parts)), highlight=False, soft_wrap=True)
+            console.print(escape(wrapped), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
     best = pointed(outcome.run.best)
     chosen = "best" if best is not None else "last"
@@ -160,31 +157,29 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         longer = f"{stopped['by']}=..."
     else:
         longer = f"training.max_steps={2 * int(summary['max_steps'])}"
-    held_out = bool(summary.get("main_metric"))  # else all rows of its source were trained on
-    rows_of = "" if held_out else data.EVALUATION_ROWS
-    rows = [
-        ("written", path),
-        ("resume", f"{optrun} resume={shell.quote(path)} {longer}"),
-    ]
-    if held_out or rows_of:
-        rows.append(("evaluate", f"{optrun} evaluate {shell.quote(path)} {rows_of}".rstrip()))
-    checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
-    rows.append(("export", f"optrun export {checkpoint} DEST"))
-    if best is not None and step_of(best) != summary["global_step"]:
-        rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
-    if not outcome.run.checkpoints.is_dir():
-        rows = rows[:1]
+    rows = [("written", path)]
+    if outcome.run.checkpoints.is_dir():
+        rows.append(("resume", f"{optrun} resume={shell.quote(path)} {longer}"))
+        evaluate = f"{optrun} evaluate {shell.quote(path)}"
+        if summary.get("main_metric"):
+            rows.append(("evaluate", evaluate))
+        elif data.EVALUATION_ROWS:  # the run was trained on all rows: name others
+            rows.append(("evaluate", f"{evaluate} {data.EVALUATION_ROWS}"))
+        checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
+        rows.append(("export", f"optrun export {checkpoint} DEST"))
+        if best is not None and step_of(best) != summary["global_step"]:
+            rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
     for label, text in rows:
         console.print(
             f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True
         )
 
 
-def _results(console: Console, summary: SummaryValues) -> None:
+def _print_metrics(console: Console, summary: SummaryValues) -> None:
     """Print speed, memory, and a table of the best and last metrics of a run.
 
-    Only `train/loss...` and `eval/...` are shown; the main metric is bold. Tables of more than 12
-    classes are left to `optrun evaluate`.
+    The table has the training loss and the evaluation metrics, the main one in bold. Metrics by
+    class follow for sets with at most 12 classes.
     """
     perf = summary.get("perf", {})
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)

@@ -13,15 +13,15 @@ from optrun.model.forward import without_cache_and_padding_check
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
-from optrun.runner.chunked import settle_chunked_loss
+from optrun.runner.chunked import configure_chunked_loss
 from optrun.runner.prepare import TrainedArtifacts, prepare
 from optrun.runner.reference_log_probs import add_reference_log_probs
 from optrun.runner.resume.data_position import (
     class_names,
-    pinned,
     pinned_revision,
     refuse_other_tokenizer,
     warn_of_other_eval_rows,
+    with_revision,
 )
 from optrun.runner.resume.state_file import read_checkpoint
 from optrun.task.class_table import ClassTable
@@ -66,7 +66,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     device = pick_device(config.training.device)
     snapshot = read_checkpoint(checkpoint)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
-    at = pinned(config, pinned_revision(config, snapshot.metadata))
+    at = with_revision(config, pinned_revision(config, snapshot.metadata))
     classes = class_names(snapshot.metadata.model_config)
     prepared = prepare(at, TrainedArtifacts(tokenizer, classes))
     refuse_other_tokenizer(snapshot.metadata, prepared.tokenizer)
@@ -86,7 +86,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         warning = warn_of_other_eval_rows(snapshot.metadata, task.eval)
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
     model = prepared.model.to(device)
-    settle_chunked_loss(task, model, config)
+    configure_chunked_loss(task, model, config)
     add_reference_log_probs(task, model, config, device, snapshot.metadata.reference, trains=False)
     load_model_tensors(model, snapshot.model)
     _, loaders = build_loaders(config, task, device)

@@ -25,7 +25,7 @@ from optrun.model.weights import all_tensors, assign_tensors
 from optrun.report.templating import code_block
 from optrun.runner.best_checkpoint import describe_best
 from optrun.runner.card import TaskCard, model_card
-from optrun.runner.folders import written_aside
+from optrun.runner.folders import write_through_temporary
 from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
 from optrun.runner.sentence_transformers import write_modules
 from optrun.task.pooling import without_pooling
@@ -51,10 +51,8 @@ def write_model(
 ) -> None:
     """Write a model in `save_pretrained` form, with tokenizer and model card.
 
-    An adapter is written in peft's form.
-
-    An adapter on a base that was initialised from a seed is merged into the base, since the base
-    could not be loaded elsewhere.
+    An adapter is written in peft's form. If its base was initialised from a seed, nobody else could
+    load the base: a copy of the model is merged and written as a whole.
 
     Args:
         folder: Where to write; new or empty.
@@ -66,7 +64,7 @@ def write_model(
     """
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
+    transformers.utils.logging.disable_progress_bar()
     facts = task_card(config)
     adapter = adapter_of(model)
     if adapter is not None and adapter.base is not None:
@@ -76,7 +74,7 @@ def write_model(
             arguments["num_labels"] = model.config.num_labels
         facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
     else:
-        if adapter is not None:  # nobody else has its base
+        if adapter is not None:
             model = copy.deepcopy(model)
             merge_adapter(model)
         size = sum(param.nbytes for param in model.parameters())
@@ -144,7 +142,7 @@ def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
         StorageError: The disk refused the write.
     """
     folder = run.tokenizer
-    with written_aside(folder, replaces=True) as aside:
+    with write_through_temporary(folder, replaces=True) as aside:
         save_tokenizer(tokenizer, aside)
         write_checksums(aside)
 
@@ -163,21 +161,20 @@ def publish(
         StorageError: The disk refused the write.
     """
     folder = run.model
-    with written_aside(folder, replaces=True) as aside:
+    with write_through_temporary(folder, replaces=True) as aside:
         write_model(aside, model, tokenizer, summary, config, sample)
         write_checksums(aside)
 
 
-def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
-    """Gather a sharded model, one tensor at a time; every rank takes part.
+def gather_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
+    """Gather a sharded model on rank 0, one tensor at a time; every rank takes part.
 
     Args:
-        model: The trained model.
+        model: The trained model; one that is not sharded is returned as it is, on every rank.
         folder: Folder on a disk with room for the model, since no rank holds all of it in memory.
 
     Returns:
-        On rank 0 a model on the CPU whose weights are mapped from a file, or the model itself if it
-        is not sharded. None on other ranks.
+        On rank 0 a model on the CPU whose weights are mapped from a file; None on other ranks.
 
     Raises:
         StorageError: The disk refused the write.
@@ -193,7 +190,8 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
             with storing(folder):
                 tensors = tensors_on_disk(gathered, folder)
     finally:
-        deque(gathered, maxlen=0)  # the ranks part when all is gathered, whatever the disk says
+        # After an error of the disk the rest is gathered, too: the other ranks take part in it.
+        deque(gathered, maxlen=0)
     if dist.get_rank():
         return None
     with torch.device("meta"):
@@ -201,26 +199,28 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
         inject_same_adapter(model, merged_model)
     if model.can_generate():
         merged_model.generation_config = copy.deepcopy(model.generation_config)
-    tensors |= {
-        name: buffer.cpu() for name, buffer in model.named_buffers()
-    }  # some are saved nowhere
+    for name, buffer in model.named_buffers():  # some are in no state dict
+        tensors[name] = buffer.cpu()
     assign_tensors(merged_model, tensors)
     merged_model.tie_weights()
     return merged_model.train(model.training)
 
 
 def _explain_quantised_base(quantization: str, *, merged: bool) -> str:
-    """Explain how to load a quantised base for the same results."""
+    """Write a note on the quantised base of an adapter.
+
+    It says that the merged weights are dequantised, or how to load the base for the same results.
+    """
     if merged:
         return (
-            f"the factors were trained beside a base in {quantization}: these are its weights"
+            f"the adapter was trained on a base in {quantization}; the exported weights are"
             " dequantised"
         )
     return (
-        "the factors were trained beside a quantised base: give the base dtype=model.dtype of the"
-        " run and quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True,"
-        " bnb_4bit_quant_type='nf4'), whose llm_int8_skip_modules are the head and what was trained"
-        " whole, and whose bnb_4bit_compute_dtype is that dtype"
+        "the adapter was trained on a quantised base. For the same results load the base with"
+        " dtype=model.dtype of the run and quantization_config=transformers.BitsAndBytesConfig("
+        "load_in_4bit=True, bnb_4bit_quant_type='nf4'); set its bnb_4bit_compute_dtype to that"
+        " dtype, and list the head and the fully trained modules in llm_int8_skip_modules"
     )
 
 
@@ -255,21 +255,21 @@ def export(
     model, snapshot = load_trained_model(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(
-            f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported"
-            " whole."
+            f"merge=true: {checkpoint} has no adapter to merge: all weights were trained. Leave"
+            " merge out."
         )
     adapter = adapter_of(model)
     if not merged and adapter is not None and adapter.base is None:
         raise ConfigError(
-            f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give"
-            " merge=true."
+            f"{checkpoint}: the base of this adapter was initialised from a seed, so nobody else"
+            " could load it. Export both as one model: merge=true."
         )
     if merged:
         merge_adapter(model)
     quantization = (snapshot.metadata.adapter or {}).get("quantization")
     if quantization is not None:
         note(_explain_quantised_base(quantization, merged=merged))
-    tokenizer = _tokenizer(run)
+    tokenizer = _load_tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     summary = try_read_summary(run.summary)
     step = snapshot.global_step
@@ -277,20 +277,17 @@ def export(
     best = describe_best(summary)
     if best.startswith(f"best: step {step:,} "):
         note(best)
-    # What is told is told of these weights, not of those the run ended with.
-    told_of = {
-        "global_step": step,
-        "max_steps": snapshot.metadata.total_steps,
-        "wall_seconds": counters["seconds"],
-    }
-    metrics = {key: counters.get(key, {}) for key in ("last", "best", "before_training")}
-    summary |= {**told_of, "metrics": metrics}
-    with written_aside(destination) as aside:
+    # The card describes the weights of this checkpoint, not those of the end of the run.
+    summary["global_step"] = step
+    summary["max_steps"] = snapshot.metadata.total_steps
+    summary["wall_seconds"] = counters["seconds"]
+    summary["metrics"] = {key: counters.get(key, {}) for key in ("last", "best", "before_training")}
+    with write_through_temporary(destination) as aside:
         write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
     return snapshot.metadata.model_class
 
 
-def _tokenizer(run: RunDir) -> Any:
+def _load_tokenizer(run: RunDir) -> Any:
     """Load the tokenizer or image processor of a run; None if it has none."""
     import transformers
 

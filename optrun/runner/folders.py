@@ -1,4 +1,4 @@
-"""Write a folder aside, and move it to its place when it is complete."""
+"""Write a folder under a temporary name, and rename it when it is complete."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from optrun.artifacts.atomic import remove_folder, storing
 
 
-def aside_of(folder: Path) -> Path:
-    """Name the temporary folder in which a folder is written first."""
+def temporary_folder_of(folder: Path) -> Path:
+    """Name the temporary folder beside a folder; it is renamed when complete."""
     return folder.with_name(f".{folder.name}-{os.getpid()}")
 
 
 @contextmanager
-def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """Yield an empty temporary folder that becomes `folder` when the block ends.
+def write_through_temporary(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary folder; it becomes `folder` when the block ends.
 
     An error in the block deletes the temporary folder and leaves `folder` as it was.
 
@@ -29,15 +29,18 @@ def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
     Raises:
         StorageError: The disk refused the write, or the destination appeared meanwhile.
     """
-    aside = aside_of(folder)
+    temporary = temporary_folder_of(folder)
     with storing(folder):
-        aside.mkdir(parents=not replaces)
+        temporary.mkdir(parents=not replaces)
     try:
         with storing(folder):
-            yield aside
+            yield temporary
             if folder.exists():
-                (remove_folder if replaces else Path.rmdir)(folder)
-            aside.rename(folder)
+                if replaces:
+                    remove_folder(folder)
+                else:
+                    folder.rmdir()  # fails if it is not empty
+            temporary.rename(folder)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 
 
 def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
-    """Move an unsharded model to its device; check that attention keeps documents apart.
+    """Move an unsharded model to its device, and check there that packed documents stay apart.
+
+    Only an attention that needs the device is checked here; others were checked on the CPU. A model
+    to be sharded stays where it is.
 
     Raises:
-        ConfigError: It does not, or the check failed.
+        ConfigError: The attention mixes documents, or cannot be checked because the model is to be
+            sharded.
     """
-    keeps = config.task.keeps_apart if needs_device(model) else None  # others were tried on the CPU
+    key = config.task.keeps_apart if needs_device(model) else None
     if not isinstance(config.distributed, FsdpConfig):
         model.to(device)
-        if keeps is not None:
-            refuse_mixed_documents(
-                model, keeps, Precision(device, config.training.precision.value).autocast()
-            )
-    elif keeps is not None:
+        if key is not None:
+            _refuse_mixed_documents(model, key, device, config)
+    elif key is not None:
         raise ConfigError(
             f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp"
-            f" nobody tries whether {keeps} keeps documents apart by it. Take sdpa, or"
+            f" optrun cannot check whether it keeps the documents of {key} apart. Choose sdpa, or"
             " distributed=ddp."
         )
 
@@ -47,8 +49,14 @@ def check_sharded_model(model: PreTrainedModel, config: RunConfig) -> None:
     """
     if config.task.AUTO_CLASS == CAUSAL:
         refuse_noncausal_model(config.model, model)
-    keeps = config.task.keeps_apart
-    if keeps is not None:
-        refuse_mixed_documents(
-            model, keeps, Precision(model.device, config.training.precision.value).autocast()
-        )
+    key = config.task.keeps_apart
+    if key is not None:
+        _refuse_mixed_documents(model, key, model.device, config)
+
+
+def _refuse_mixed_documents(
+    model: PreTrainedModel, key: str, device: torch.device, config: RunConfig
+) -> None:
+    """Refuse a model that mixes packed documents in the precision of the run."""
+    precision = Precision(device, config.training.precision.value)
+    refuse_mixed_documents(model, key, precision.autocast())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def load_trained_model(
     run: RunDir, checkpoint: Path, *, dequantized: bool = False
 ) -> tuple[PreTrainedModel, Snapshot]:
-    """Build the model of a checkpoint; an adapter beside its base.
+    """Build the model of a checkpoint with its weights; an adapter on its base.
 
     Args:
         run: The run of the checkpoint, which records the base of an adapter.
@@ -40,7 +40,7 @@ def load_trained_model(
     from transformers import GenerationConfig
 
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
+    transformers.utils.logging.disable_progress_bar()
     snapshot = read_checkpoint(checkpoint)
     values = dict(snapshot.metadata.model_config)
     name = snapshot.metadata.model_class
@@ -52,9 +52,8 @@ def load_trained_model(
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     if snapshot.metadata.adapter is None:
-        dtype = next(
-            (tensor.dtype for tensor in snapshot.model.values() if tensor.is_floating_point()), None
-        )
+        floats = (tensor for tensor in snapshot.model.values() if tensor.is_floating_point())
+        dtype = next((tensor.dtype for tensor in floats), None)
         model = kind._from_config(config, dtype=dtype)
         load_model_tensors(model, snapshot.model)
     else:
@@ -79,22 +78,20 @@ def generation_values(model: PreTrainedModel) -> PlainDict | None:
 def refuse_other_vocabulary(
     run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object
 ) -> None:
-    """Refuse a tokenizer other than the one of training.
+    """Refuse a missing tokenizer, and one with other token ids than in training.
 
     Raises:
         CheckpointError: The message names a way out.
     """
-    if tokenizer is None and snapshot.metadata.tokenizer:
+    recorded = snapshot.metadata.tokenizer
+    if tokenizer is None and recorded:
         raise CheckpointError(
-            f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and nobody could"
-            " use its weights without. Restore the folder from a copy, or continue the run,"
-            f" which writes it anew: resume={run.path}"
+            f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and its weights"
+            " are useless without it. Restore the folder from a copy, or continue the run, which"
+            f" writes it again: resume={run.path}"
         )
-    if tokenizer is not None and snapshot.metadata.tokenizer not in (
-        None,
-        vocabulary_digest(tokenizer),
-    ):
+    if tokenizer is not None and recorded not in (None, vocabulary_digest(tokenizer)):
         raise CheckpointError(
-            f"{run.tokenizer}: another tokenizer than {checkpoint} was trained with: its weights"
-            " would read other words. Restore it from a copy."
+            f"{run.tokenizer}: this is not the tokenizer that {checkpoint} was trained with, so its"
+            " token ids mean other words. Restore it from a copy."
         )

@@ -44,16 +44,16 @@ RUN_KEYS = (
     "training.precision",
     "data.max_length",
 )
-"""Keys that change the configuration of the run; the last one only if texts are cut."""
+"""Keys of the run that a prediction may change; the last one only if the task cuts texts."""
 _KEYS = ("out", "data.eval", "data.format", "data.delimiter", "data.encoding", "data.column_names")
 _USAGE = "optrun predict RUN_DIR data.eval=FILE out=FILE"
 
 
 def valid_keys(task: TaskConfig) -> list[str]:
-    """List the keys that change a prediction of a task.
+    """List the keys of `optrun predict` for a task.
 
-    If it generates, these are those of `generation`, without `max_length`, which counts the prompt,
-    and `num_return_sequences`: one text is written for each row.
+    A task that generates text takes `generation.KEY`, except `max_length`, which would count the
+    prompt, and `num_return_sequences`, since each row gets one text.
 
     Raises:
         ConfigError: The task has no predictor.
@@ -86,7 +86,7 @@ def predict_file(
         config: Configuration of the run, with the changes for this prediction.
         run: The run of the checkpoint.
         checkpoint: A complete checkpoint.
-        typed: Typed key -> value: `data.eval`, `out`, ...
+        typed: Typed key -> value, such as `data.eval` and `out`.
 
     Raises:
         ConfigError: An option does not fit the task or the rows, or the file exists.
@@ -94,14 +94,14 @@ def predict_file(
         StorageError: The disk refused the write.
     """
     files = _rows_config(typed, config.data)
-    out = _out(typed)
+    out = _output_file(typed)
     notes: list[str] = []
     options = ReadOptions(files.format, files.delimiter, files.encoding, files.column_names)
     rows = read_files("data.eval", files.eval, options, notes, documents=False)
     split = Split(rows, "data.eval")
     refuse_damaged(run.tokenizer)
     model, snapshot = load_trained_model(run, checkpoint)
-    tokenizer = _tokenizer(config, run)
+    tokenizer = _load_tokenizer(config, run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     predictor = predictor_class(config.task)(
         model=model.to(pick_device(config.training.device)),
@@ -110,29 +110,33 @@ def predict_file(
         config=config,
         split=split,
         source=Source(Split(rows, "data.train"), {"": split}, files, notes=notes),
-        generation=_below("generation.", typed),
+        generation=_typed_below("generation.", typed),
     )
-    predictions = _predict(predictor)
+    predictions = _predict_rows(predictor)
     write(out, split, predictions, notes)
     return Predicted(out, len(predictions), notes)
 
 
-def _below(prefix: str, typed: PlainMapping) -> PlainDict:
-    """Return the typed keys that begin with a prefix, without the prefix."""
+def _typed_below(prefix: str, typed: PlainMapping) -> PlainDict:
+    """Return the typed keys with a prefix, and remove the prefix."""
     return {key.removeprefix(prefix): typed[key] for key in typed if key.startswith(prefix)}
 
 
 def _rows_config(typed: PlainMapping, trained: DataConfig) -> FilesConfig:
     """Build the data configuration of the rows: file, format and columns.
 
-    The columns are those of the training data, unless a column is typed.
+    If no column is typed, the columns are those of the training data.
 
     Raises:
         ConfigError: No file is named, or a value has another type.
     """
     if not isinstance(typed.get("data.eval"), str | list):
         raise ConfigError(f"optrun predict needs data.eval, the file with the rows: {_USAGE}")
-    values: PlainDict = {"name": "files", "train": typed["data.eval"], **_below("data.", typed)}
+    values: PlainDict = {
+        "name": "files",
+        "train": typed["data.eval"],
+        **_typed_below("data.", typed),
+    }
     values.pop("max_length", None)
     columns = [field.name for field in fields(ColumnsConfig) if "_column" in field.name]
     if values.keys().isdisjoint(columns):
@@ -140,24 +144,24 @@ def _rows_config(typed: PlainMapping, trained: DataConfig) -> FilesConfig:
     return build(FilesConfig, values, "data")
 
 
-def _out(typed: PlainMapping) -> Path:
-    """Return the output file.
+def _output_file(typed: PlainMapping) -> Path:
+    """Return the output file, and check that it can be written.
 
     Raises:
-        ConfigError: No file is named, or it has an unknown ending or no folder, or exists.
+        ConfigError: No file is named, its ending is unknown, its folder is missing, or it exists.
     """
-    shown = f"out={typed.get('out', 'FILE')}"
+    argument = f"out={typed.get('out', 'FILE')}"
     out = Path(str(typed.get("out", ""))).expanduser()
     if out.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"{shown}: expected a file ending with {', '.join(ENDINGS)}: {_USAGE}")
+        raise ConfigError(f"{argument}: expected a file ending with {', '.join(ENDINGS)}: {_USAGE}")
     if not out.parent.is_dir():
-        raise ConfigError(f"{shown}: no such folder: {out.parent}. Make it first.")
-    refuse_existing(shown, out)
+        raise ConfigError(f"{argument}: no such folder: {out.parent}. Make it first.")
+    refuse_existing(argument, out)
     return out
 
 
-def _tokenizer(config: RunConfig, run: RunDir) -> Any:
-    """Load the tokenizer or image processor of training; None if the tokenizer is gone.
+def _load_tokenizer(config: RunConfig, run: RunDir) -> Any:
+    """Load the tokenizer or image preparation of training; None if the tokenizer is missing.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -171,11 +175,11 @@ def _tokenizer(config: RunConfig, run: RunDir) -> Any:
     return load_saved_preparation(run.tokenizer)
 
 
-def _predict(predictor: Predictor) -> list[Values]:
+def _predict_rows(predictor: Predictor) -> list[Values]:
     """Predict all rows; results keep the order of the rows.
 
-    Rows of like length share a batch, longest first, so that batches depend on the rows alone.
-    Draws are seeded by the run's `seed`; random states are restored at the end.
+    Rows are batched by length, longest first. Random draws are seeded by the run's `seed`; random
+    states are restored at the end.
     """
     inputs = predictor.encode()
     lengths = [len(row.get("input_ids", ())) for row in inputs]
@@ -202,9 +206,9 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
 
     Args:
         out: The file; its ending decides the format.
-        split: The rows. Columns of bytes are not written.
-        predictions: New columns and values for each row.
-        notes: Changed in place: a note about columns that are not written.
+        split: The rows. Columns of bytes are left out.
+        predictions: Names of the new columns -> value, for each row.
+        notes: Changed in place: names the columns that were left out.
 
     Raises:
         ConfigError: A column has the name of a prediction, or the file appeared meanwhile.
@@ -226,15 +230,16 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
         rows = rows.remove_columns(binary)
     table = concatenate_datasets([rows, columns], axis=1) if rows.column_names else columns
     with storing(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-        aside = Path(folder) / out.name
+        temporary = Path(folder) / out.name
         with storing(out), silence_datasets():
-            _write_table(table, aside)
-        _put_in_place(aside, out)
+            _write_table(table, temporary)
+        _rename_to_new(temporary, out)
 
 
-def _put_in_place(aside: Path, out: Path) -> None:
+def _rename_to_new(temporary: Path, out: Path) -> None:
+    """Rename the finished file; raise ConfigError if `out` has appeared meanwhile."""
     refuse_existing(f"out={out}", out)
-    aside.rename(out)
+    temporary.rename(out)
 
 
 def _write_table(table: Any, path: Path) -> None:

@@ -43,9 +43,9 @@ from optrun.training.failures import explain_out_of_memory_in_evaluation
 from optrun.training.step import Precision
 
 Inputs = dict[str, Any]
-"""One row, encoded: arrays of ids by name, and what else its prediction needs."""
+"""One encoded row: arrays of ids by name, and other values that its prediction needs."""
 Values = dict[str, Any]
-"""One row's prediction: names of columns to plain values."""
+"""The prediction of one row: name of each new column -> plain value."""
 DEFAULT_TOKENS = 64
 """`generation.max_new_tokens` if neither the model nor the task sets a length."""
 
@@ -55,7 +55,7 @@ class Predictor(ABC):
     """Predicts the rows of a file; `Task.predictor` names the class of a task.
 
     Attributes:
-        columns: Keys of `data` that it reads, such as `text_column`.
+        columns: Keys of `data` that name its columns, such as `text_column`.
         generates: Whether it takes `generation.KEY`.
         cuts: Whether `data.max_length` cuts its texts.
         model: On its device, in evaluation mode.
@@ -82,7 +82,7 @@ class Predictor(ABC):
 
     @property
     def padding(self) -> int:
-        """The token id that pads the rows of a batch; 0 if the tokenizer has none."""
+        """The token id of padding; 0 if the tokenizer has none."""
         return int(getattr(self.tokenizer, "pad_token_id", None) or 0)
 
     @abstractmethod
@@ -117,7 +117,10 @@ class Predictor(ABC):
             return (call or self.model)(**precision.to_device(batch), **options)
 
     def text_column(self, *others: str | None) -> str:
-        """Find the text column; `others`, labels and targets are not considered.
+        """Find the text column of the rows: the configured one, or the only column of texts.
+
+        Args:
+            *others: Columns that are not considered; nor are labels and targets.
 
         Raises:
             ConfigError: No column holds texts, or several do.
@@ -158,11 +161,11 @@ class Predictor(ABC):
                 raise ConfigError(f"{self.split.where(row)} has no token: {NO_TOKEN}")
 
 
-def plain(number: SupportsFloat) -> float:
-    """Convert a float32 to its shortest exact decimal.
+def shortest_decimal(number: SupportsFloat) -> float:
+    """Round a number to the shortest decimal with the same float32 value.
 
     Example:
-        >>> plain(np.float32(0.1))
+        >>> shortest_decimal(np.float32(0.1))
         0.1
     """
     return float(str(np.float32(float(number))))
@@ -185,16 +188,19 @@ class TextClasses(Predictor):
         """Predict in one forward pass; multi-label rows get all labels above 0.5."""
         logits = self.run(self.batch(inputs)).logits.float().cpu()
         if self.config.task.of_numbers:
-            return [{"prediction": plain(number)} for number in logits.reshape(-1)]
+            return [{"prediction": shortest_decimal(number)} for number in logits.reshape(-1)]
         shares = logits.sigmoid() if self.config.task.of_sets else logits.softmax(-1)
-        return [self._values(row) for row in shares]
+        return [self._row_prediction(row) for row in shares]
 
-    def _values(self, shares: torch.Tensor) -> Values:
+    def _row_prediction(self, shares: torch.Tensor) -> Values:
         """Build the prediction of one row: the likeliest label, or all labels above 0.5.
 
-        Of equally likely labels the first one wins. shares: Probabilities, shape (classes,).
+        Of equally likely labels the first one wins.
+
+        Args:
+            shares: Probabilities, shape (classes,).
         """
-        by_label = dict(zip(self.labels, map(plain, shares), strict=True))
+        by_label = dict(zip(self.labels, map(shortest_decimal, shares), strict=True))
         if self.config.task.of_sets:
             labels = [label for label, share in by_label.items() if share > 0.5]
             return {"prediction": labels, "probabilities": by_label}
@@ -249,9 +255,9 @@ class WordLabels(Predictor):
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
         shares = self.run(self.batch(inputs)).logits.float().softmax(-1).cpu()
-        return [self._values(row, shares[at]) for at, row in enumerate(inputs)]
+        return [self._row_prediction(row, shares[at]) for at, row in enumerate(inputs)]
 
-    def _values(self, row: Inputs, shares: torch.Tensor) -> Values:
+    def _row_prediction(self, row: Inputs, shares: torch.Tensor) -> Values:
         """Build the prediction of one row.
 
         Args:
@@ -261,10 +267,12 @@ class WordLabels(Predictor):
         words = row["words"]
         labels: list[str | None] = [None] * len(words)
         probabilities: list[float | None] = [None] * len(words)
-        for position, word in reversed(list(enumerate(row["word_ids"]))):  # the first token wins
-            if word is not None and words:
+        for position, word in enumerate(row["word_ids"]):
+            if word is None or not words:  # a special token, or the stand-in for no words
+                continue
+            if labels[word] is None:  # the first token of the word
                 labels[word] = self.labels[int(shares[position].argmax())]
-                probabilities[word] = plain(shares[position].max())
+                probabilities[word] = shortest_decimal(shares[position].max())
         values: Values = {"prediction": labels, "probability": probabilities}
         if scheme_of(self.labels):
             values["entities"] = [
@@ -287,7 +295,7 @@ class Embeddings(Predictor):
         outputs = self.run(batch)
         mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
         vectors = Pooling.from_config(self.model.config)(outputs, mask).cpu()
-        return [{"embedding": list(map(plain, vector))} for vector in vectors]
+        return [{"embedding": list(map(shortest_decimal, vector))} for vector in vectors]
 
 
 class TextGeneration(Predictor):
@@ -312,9 +320,9 @@ class TextGeneration(Predictor):
         return prompt_ids(self.tokenizer, texts(self.split, column))
 
     def encode(self) -> list[Inputs]:
-        """Settle the generation options, and encode prompts.
+        """Set `self.options`, the generation options, and encode the prompts.
 
-        If a prompt leaves no room for the new tokens, only its end is used.
+        A prompt that leaves no room for the new tokens is cut on the left.
 
         Raises:
             ConfigError: The model cannot generate, an option does not fit, or no room is left for a
@@ -343,8 +351,8 @@ class TextGeneration(Predictor):
         """Override the model's GenerationConfig by `generation.KEY`, and add defaults.
 
         Args:
-            options: The model's; changed in place and returned. Its `max_length` counts the prompt,
-                and is not used if there is no encoder.
+            options: GenerationConfig of the model; changed in place and returned. The `max_length`
+                of a decoder is dropped, since it counts the prompt, too.
             positions: Largest number of tokens of prompt and continuation together.
 
         Raises:
@@ -364,7 +372,10 @@ class TextGeneration(Predictor):
 
     @contextmanager
     def _refusing_options(self) -> Iterator[None]:
-        """Turn errors of transformers about typed options into a ConfigError that names these."""
+        """Turn errors of transformers into a ConfigError with the typed options.
+
+        Without typed options they are raised unchanged.
+        """
         try:
             yield
         except (TypeError, ValueError, AttributeError) as error:
@@ -383,8 +394,8 @@ class TextGeneration(Predictor):
             ids = self.run(batch, self.model.generate, **options)
         if self.is_decoder:
             ids = ids[:, batch["input_ids"].shape[1] :]
-        written = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [{"generation": text} for text in written]
+        continuations = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [{"generation": text} for text in continuations]
 
 
 class TextToText(TextGeneration):
@@ -401,7 +412,7 @@ class TextToText(TextGeneration):
 class ChatAnswers(TextGeneration):
     """Generates the last assistant turn of a chat, in the run's chat template.
 
-    A row needs no completion. A row with a plain text is continued without a template.
+    A row needs no completion. A row with a shortest_decimal text is continued without a template.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")

@@ -1,4 +1,4 @@
-"""Prepares data, tokenizer, task and model."""
+"""Prepare data, tokenizer, task and model of a run."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Prepared:
     """Whether the evaluation rows were held out from the training rows."""
     facts: DataFacts
     spec: ModelSpec
-    """What task and tokenizer ask of the model."""
+    """Requirements of task and tokenizer on the model."""
     sharded: bool
-    """Whether the model is tried when it is cut over its ranks, and not yet."""
+    """Whether the model will be sharded; its checks then run after that."""
     sizes: Mapping[str, Growth]
-    """How each parameter grew beside the base of the parametrization; empty under `standard`."""
+    """Growth of each parameter over the base of muP; empty under `parametrization=standard`."""
 
 
 @dataclass
@@ -77,41 +77,36 @@ class TrainedArtifacts:
     """Facts of the training data beside the weights of a trained model."""
 
     tokenizer: Path | None = None
-    """Folder of the tokenizer that was trained for it; None: there is none."""
+    """Folder of the tokenizer that was trained for the model; None: there is none."""
     classes: list[str] | None = None
-    """Names by number; None: those of the training rows."""
+    """Class names by class id; None: those of the training rows."""
     trains: bool = False
-    """Whether the model trains, and is not evaluated alone."""
+    """Whether the model will be trained, and not only evaluated."""
 
 
 def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> TrainedArtifacts:
-    """Find the artifacts of training for a resumed run or a branch.
+    """Find the tokenizer to reuse in a resumed run or a branch.
+
+    It is reused if the checkpoint was trained with it, its folder is undamaged, and the configured
+    vocabulary has the same size.
 
     Args:
-        opened: The opened checkpoint; if it has no snapshot, the run begins.
-        model: The model choice in force.
-
-    Returns:
-        Among others the run's tokenizer, if the checkpoint was trained with it, it is undamaged,
-        and no other one is configured.
+        opened: The opened checkpoint; without a snapshot nothing is reused.
+        model: The model configuration now.
     """
     saved = opened.saved
     artifacts = TrainedArtifacts(trains=True)
     if opened.folder is None or saved is None:
         return artifacts
-    run = RunDir(opened.folder.parent.parent)
-    has_other_vocab_size = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get(
-        "vocab_size"
-    )
-    if (
-        has_other_vocab_size
-        or not (run.tokenizer / "tokenizer.json").is_file()
-        or folder_problems(run.tokenizer)
-    ):
+    folder = RunDir(opened.folder.parent.parent).tokenizer
+    saved_size = saved.config.get("model", {}).get("vocab_size")
+    if getattr(model, "vocab_size", None) != saved_size:
+        return artifacts
+    if not (folder / "tokenizer.json").is_file() or folder_problems(folder):
         return artifacts
     with contextlib.suppress(ConfigError):
-        if vocabulary_digest(load_saved_tokenizer(run.tokenizer)) == saved.tokenizer:
-            artifacts.tokenizer = run.tokenizer
+        if vocabulary_digest(load_saved_tokenizer(folder)) == saved.tokenizer:
+            artifacts.tokenizer = folder
     return artifacts
 
 
@@ -143,8 +138,8 @@ def prepare(
         and pick_device(config.training.device).type == "cpu"
     ):
         raise ConfigError(
-            f"adapter={config.adapter.name}: a base of 4 bits computes on a GPU, and this run is on"
-            " a CPU. Take adapter=lora."
+            f"adapter={config.adapter.name}: a base in 4 bits needs a GPU, and this run is on a"
+            " CPU. Choose adapter=lora."
         )
     require_quantization(config.model)
     refuse_attention(config.model, config.training.device, config.training.precision.value)
@@ -188,7 +183,7 @@ def prepare(
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
     facts = data_facts(task, source, tokenizer)
     task.label_smoothing = config.training.label_smoothing_factor
-    if artifacts.trains:  # else it is not trained, and its training rows may be others
+    if artifacts.trains:  # the training rows of an evaluation may be others
         weights = getattr(config.task, "class_weights", None)
         of_sets = facts.train.examples if config.task.of_sets else None
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, of_sets)
@@ -224,7 +219,7 @@ def prepare(
 def initial_model(
     config: RunConfig, spec: ModelSpec, *, meta: bool = False
 ) -> tuple[PreTrainedModel, list[str], Mapping[str, Growth]]:
-    """Build the model as it is before the first step, its weights from the seed.
+    """Build the model as it is before the first step; new weights come from the seed.
 
     Args:
         config: The whole configuration.
@@ -232,7 +227,7 @@ def initial_model(
         meta: Build it on the meta device, without weights.
 
     Returns:
-        The model, notes, and for each parameter its growth over muP's base, see `parametrize`.
+        The model, notes, and the growth of each parameter over the base of muP.
     """
     parametrized = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
@@ -247,14 +242,14 @@ def initial_model(
 
 
 def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:
-    """Refuse a mixture if attention puts a batch into one row, which hides its sources.
+    """Refuse a mixture if attention puts a batch into one row, and so hides its sources.
 
     Raises:
         ConfigError: The message names the key.
     """
     if task.one_row and task.sources:
         raise ConfigError(
-            f"{ATTENTION}={attention_of(model)}: a batch of blocks is one row with it, in which the"
-            " loss of each source of data=mixture could not be told. Take"
-            f" {ATTENTION}=flex_attention or sdpa."
+            f"{ATTENTION}={attention_of(model)}: it joins a batch into one row, so the loss of each"
+            f" source of data=mixture could not be computed. Choose {ATTENTION}=flex_attention or"
+            " sdpa."
         )

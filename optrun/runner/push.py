@@ -35,7 +35,7 @@ def expect_hub(name: str) -> None:
         )
     if get_token() is None:
         raise ConfigError(
-            f"{KEY}={name}: nobody is logged in to the hub. `hf auth login`, or set HF_TOKEN."
+            f"{KEY}={name}: nobody is logged in to the hub. Run `hf auth login`, or set HF_TOKEN."
         )
 
 
@@ -44,8 +44,8 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
 
     Args:
         folder: A model in `save_pretrained` form.
-        name: `OWNER/NAME`, or `NAME` below the account that is logged in; made if it is missing.
-        private: Whether a new repository is private; None: as the account has it.
+        name: `OWNER/NAME`, or `NAME` below the account that is logged in; created if missing.
+        private: Whether the repository is private; None: the default of the account.
 
     Returns:
         Address of the commit.
@@ -59,7 +59,7 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
     api = HfApi(library_name="optrun")
     try:
         repository = api.create_repo(name, private=private, exist_ok=True).repo_id
-        is_private = private if private is None else api.model_info(repository).private
+        is_private = None if private is None else api.model_info(repository).private
         if is_private is private:
             commit = api.upload_folder(
                 repo_id=repository,
@@ -70,12 +70,12 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
     except Exception as error:  # the HTTP library below huggingface_hub has errors of its own
         message = " ".join(str(error).split())
         raise OptrunError(
-            f"{KEY}={name}: the hub did not take it: {message} The exported folder is whole; hf"
-            f" upload {name} {folder} tries again."
+            f"{KEY}={name}: the upload failed: {message} The exported folder is complete. To try"
+            f" again: hf upload {name} {folder}"
         ) from error
     visibility = "private" if is_private else "public"
     raise ConfigError(
         f"{KEY}={name} private={str(private).lower()}: this repository exists already, and is"
-        f" {visibility}. Nothing was uploaded; the exported folder is whole. Leave private out, or"
-        " choose another name."
+        f" {visibility}. Nothing was uploaded; the exported folder is complete. Leave private out,"
+        " or choose another name."
     )

@@ -1,10 +1,8 @@
-"""Log-probabilities of the start model for preferences.
+"""Log-probabilities of preference pairs under the reference model, before training.
 
-The log-probabilities of the model that training starts from.
-
-They are computed once for the same pairs, weights and precision, before the first step, and kept in
-the cache. Beside an adapter the start model is its frozen base; nowhere are there two models in
-memory while one trains.
+The reference model is the model with the weights that training starts from; with an adapter, its
+frozen base. Its log-probabilities are computed once, before the first step, and cached, so that no
+second model is in memory during training.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ def add_reference_log_probs(
     world: World = ALONE,
     trains: bool = True,
 ) -> str | None:
-    """Add to preference pairs their log-probabilities under the start model.
+    """Add to preference pairs their log-probabilities under the reference model.
 
     Args:
-        task: Changed in place if it is a preference task with a reference model; any other stays.
+        task: If it is a preference task with a reference model, its pairs are changed in place.
         model: The model on its device, with the weights that training starts from.
         config: Says precision and batch size.
         device: Where the model is.
         saved: Digest of the start weights in the checkpoint; None: no checkpoint.
-        world: The ranks. The first computes and sends the results to the others.
+        world: The ranks. Rank 0 computes, and sends the results to the others.
         trains: Whether the training pairs are needed, too.
 
     Returns:
@@ -62,20 +60,22 @@ def add_reference_log_probs(
     if not isinstance(task, Preference) or not task.has_reference:
         return None
     weights = base_digest(model)
-    _refuse_other_start(saved, weights, config)
+    _refuse_other_weights(saved, weights, config)
     sources = list(getattr(task.train, "sources", {"": task.train}).values()) if trains else []
     for pairs in (*sources, *task.eval_sets.values()):
         if isinstance(pairs, Pairs):
             log_probs = world.agree(
                 lambda pairs=pairs: (
-                    _logps(task, model, pairs, config, device, weights) if world.is_main else None
+                    _reference_log_probs(task, model, pairs, config, device, weights)
+                    if world.is_main
+                    else None
                 )  # type: ignore[misc]
             )
             pairs.reference = world.broadcast(log_probs)
     return weights
 
 
-def _logps(
+def _reference_log_probs(
     task: Preference,
     model: PreTrainedModel,
     pairs: Pairs,
@@ -83,10 +83,10 @@ def _logps(
     device: torch.device,
     weights: str,
 ) -> np.ndarray:
-    """Compute the log-probabilities of the start model for each pair, or read them from the cache.
+    """Compute the log-probabilities of each pair under the reference model, or read the cache.
 
-    The cache is keyed by weights, pairs, precision, device, batch size, attention and versions. The
-    model runs without its adapter if the adapter keeps the base; its mode is restored.
+    The cache key has weights, pairs, precision, device, batch size, attention and versions. An
+    adapter that leaves its base unchanged is switched off meanwhile. The model's mode is restored.
 
     Returns:
         As `Preference.reference` returns them.
@@ -99,30 +99,30 @@ def _logps(
         settings += " chunked"
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
-    # Without such an adapter's factors the model is the start model.
-    is_beside_start = isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
+    # Without the adapter the model is the reference model.
+    has_adapter = isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
 
-    def find() -> dict[str, np.ndarray]:
+    def compute() -> dict[str, np.ndarray]:
         training = model.training
         model.eval()
         try:
             with (
                 without_cache_and_padding_check(model),
-                without_adapter(model) if is_beside_start else nullcontext(),
+                without_adapter(model) if has_adapter else nullcontext(),
             ):
                 return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
         finally:
             model.train(training)
 
-    return cached_arrays("reference", key, find)["logps"]
+    return cached_arrays("reference", key, compute)["logps"]
 
 
-def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> None:
+def _refuse_other_weights(saved: str | None, weights: str, config: RunConfig) -> None:
     """Refuse start weights other than those in the checkpoint, by digest."""
     if saved in (None, weights):
         return
     origin = origin_of(getattr(config.model, "path", None), config.model.name, config.seed)
     raise ConfigError(
-        f"{origin}: these are not the weights that the run started from, which its preferences are"
-        f" measured against (digest {saved} then, {weights} now). Restore them, or start a new run."
+        f"{origin}: these are not the weights that the run started from, which are its reference"
+        f" model (digest {saved} then, {weights} now). Restore them, or start a new run."
     )

@@ -21,36 +21,36 @@ class RunStart:
 
     request: Request
     run: RunDir
-    """Where everything is written."""
+    """The run directory."""
     display: Display
     summary: Summary
     signal_handler: SignalHandler
     started: float
-    """When, on the monotonic clock."""
+    """Time of the start on the monotonic clock."""
     world: World = ALONE
     """The ranks that share the run."""
     _written: dict[str, object] | None = None
-    """What `config.yaml` holds since this start wrote it."""
+    """Values of `config.yaml` as this start wrote it; None: not written yet."""
 
     @property
     def config(self) -> RunConfig:
-        """The configuration that is trained."""
+        """The configuration of the run."""
         return self.request.config
 
-    def settle(self, request: Request) -> None:
-        """Replace the request by the one with the batch sizes settled for the ranks."""
+    def replace_request(self, request: Request) -> None:
+        """Replace the request by one with the batch sizes derived from the ranks."""
         self.request = request
         self.summary.config_values = dict(request.values)
 
     def write_config(self) -> None:
-        """Write `config.yaml`, and its digest into the summary; once for the same values."""
+        """Write `config.yaml`, and its digest into the summary; not twice for the same values."""
         if self._written == self.request.values:
             return
         self._written = dict(self.request.values)
         text = as_text(self._written)
         self.summary.values["config_sha256"] = digest_of(text)
-        if (
-            self.run.summary.exists()
-        ):  # first: a start that is killed in between left the file as a checkpoint has it
+        # The digest comes first: if the process is killed in between, the old file does not match
+        # it, and a resume takes the configuration from a checkpoint.
+        if self.run.summary.exists():
             self.summary.write()
         replace_text(self.run.config, text)

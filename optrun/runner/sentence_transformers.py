@@ -1,4 +1,4 @@
-"""The files by which sentence-transformers loads a folder that transformers loads, too."""
+"""Write the files that sentence-transformers needs to load a model of transformers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None:
-    """Write the sentence-transformers modules that turn model states into vectors.
+    """Write `modules.json` and the module configurations of sentence-transformers.
 
-    They are `modules.json` and the configuration of each module.
+    The modules are the transformer, its pooling, and normalization if the model was trained so.
 
     Args:
         folder: A folder with the model and its tokenizer.
@@ -38,9 +38,11 @@ def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None
         for at, name in enumerate(names)
     ]
     width = int(model.config.get_text_config().hidden_size)
-    modes = ("cls", "mean", "last")
-    keys = ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_lasttoken")
-    chosen = {key: mode == pooling.mode for key, mode in zip(keys, modes, strict=True)}
+    modes = {
+        "pooling_mode_cls_token": pooling.mode == "cls",
+        "pooling_mode_mean_tokens": pooling.mode == "mean",
+        "pooling_mode_lasttoken": pooling.mode == "last",
+    }
     versions = {"transformers": transformers.__version__, "pytorch": torch.__version__}
     files: dict[str, object] = {
         "modules.json": modules,
@@ -49,9 +51,9 @@ def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None
             "__version__": versions,
             "similarity_fn_name": "cosine",
         },
-        "1_Pooling/config.json": {"word_embedding_dimension": width, **chosen},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **modes},
     }
-    for name in names[1:]:
-        (folder / f"{names.index(name)}_{name}").mkdir(exist_ok=True)
+    for module in modules[1:]:
+        (folder / str(module["path"])).mkdir(exist_ok=True)
     for path, values in files.items():
         (folder / path).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Copy everything the next step depends on, for checkpoints written beside training."""
+"""Copy everything the next step depends on, for checkpoints written during training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from optrun.training.setup import TrainingSetup
 
 
 class Copier:
-    """Copies tensors to the CPU into memory that the next call reuses.
+    """Copies tensors to the CPU, into memory that the next call reuses.
 
-    Allocating memory would cost more than the copy. In exchange one copy of the state stays in
+    Allocating memory would take longer than the copy. The cost: one copy of the state stays in
     memory for the whole run.
     """
 
@@ -36,8 +36,8 @@ class Copier:
 
         Args:
             tensors: The tensors to copy.
-            in_place: Return CPU tensors themselves, without a copy, and free the memory kept for
-                them.
+            in_place: Return CPU tensors themselves, without a copy, and free the memory of their
+                earlier copies.
         """
         copies = {}
         copied_from = set()
@@ -55,9 +55,7 @@ class Copier:
                 copied_from.add(tensor.device)
             copies[name] = buffer
         for device in copied_from:
-            torch.cuda.synchronize(
-                device
-            )  # without one it waits for the current device, which may be another
+            torch.cuda.synchronize(device)
         return copies
 
 
@@ -114,10 +112,9 @@ class Snapshots:
         step = self.setup.train_step
         tensors, optimizer = named_state(step.optimizer)
         epoch, step_in_epoch = self.setup.plan.locate(state.position)
-        with evaluation_weights(
-            step.optimizer
-        ):  # those it trains are among the optimizer's tensors
-            # At the end of the block the weights change to those that are trained.
+        # The model is saved with the weights to evaluate; those that are trained are among the
+        # optimizer's tensors. If they differ, the end of the block changes them in place.
+        with evaluation_weights(step.optimizer):
             changes = has_evaluation_weights(step.optimizer)
             weights = self._copy_model(
                 model_tensors(self.setup.model), in_place=in_place and not changes

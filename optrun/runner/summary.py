@@ -1,4 +1,4 @@
-"""`summary.json` of a run in progress: brought up to date as it goes, true whenever it is read."""
+"""Write `summary.json` of a run, and keep it up to date during training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from optrun.training.metrics_log import Refused
 from optrun.training.setup import TrainingSetup
 
 MOST_CONFUSED = 50
-"""A confusion matrix of more classes is left to `optrun evaluate`."""
+"""Most classes of a confusion matrix in the summary; `optrun evaluate` writes larger ones."""
 _OF_THIS_START = (
     "format",
     "run_id",
@@ -45,11 +45,11 @@ _OF_THIS_START = (
     "plugins",
     "config_digest",
 )
-"""What a start does not take over from the summary of the start before it."""
+"""Keys that belong to one start, and are not taken over by the next one."""
 
 
 def _code(plugins: Sequence[Mapping[str, object]]) -> dict[str, str]:
-    """Digest the code in use: optrun's own, and the files of each plugin."""
+    """Return a digest of optrun's code, and of each plugin by its name."""
     digests = {"optrun": provenance.code_digest()}
     for plugin in plugins:
         origin = plugin.get("plugin") or plugin.get("distribution") or plugin.get("module")
@@ -75,7 +75,7 @@ class Summary:
         self.run = run
         self.config_values = dict(request.values)
         self.finished_before = False
-        """Whether the run came to its good end at an earlier start."""
+        """Whether the run had finished before this start."""
         self.setup: TrainingSetup | None = None
         used = records(request.values)
         self.values: SummaryValues = {
@@ -107,27 +107,30 @@ class Summary:
 
         Args:
             overrides: Overrides at the end of the command.
-            mended: Whether a plugin was edited since it was recorded.
+            mended: Whether a plugin was edited since it was recorded; then the command allows it.
         """
         needed = options(self.values["plugins"])
         return shell.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
-    def take_up(self) -> None:
-        """Take over the facts of earlier starts from the existing summary.
+    def inherit_earlier_starts(self) -> None:
+        """Take over the values of earlier starts, such as the first command and the resumes.
 
-        They are when and by which command the run was started, and its resumes.
+        Does nothing if the summary cannot be read.
         """
         before = try_read_summary(self.run.summary)
         if not before:
-            return  # torn away with the process that wrote it: what it knew is in the checkpoint
+            return
         command = self.values["command"]
-        taken_up = {key: value for key, value in before.items() if key not in _OF_THIS_START}
-        self.values.update(taken_up)
+        for key, value in before.items():
+            if key not in _OF_THIS_START:
+                self.values[key] = value
         self.values["resume_command"] = command
         self.finished_before = before.get("status") == "finished"
 
     def begin(self, setup: TrainingSetup, facts: DataFacts, *, fingerprint: str) -> None:
-        """Record the model, data and environment before training.
+        """Record the model, data and environment before training, and write the summary.
+
+        Results of an earlier end of the run are removed.
 
         Args:
             setup: Model, optimizer, state and evaluation sets.
@@ -179,12 +182,12 @@ class Summary:
     def resumed(
         self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()
     ) -> None:
-        """Record a resume in the list `resumes`, and write the summary.
+        """Add a resume to the list `resumes`, and write the summary.
 
         Args:
             step: Optimizer step of the checkpoint.
             changes: Changed keys -> value in the checkpoint, value now.
-            notes: What the user was told.
+            notes: Notes that were shown to the user.
         """
         self.values["resumes"].append(
             {
@@ -200,7 +203,7 @@ class Summary:
     def keep_classes(self, name: str, metrics: MetricAccumulator) -> None:
         """Store the metrics by class of an evaluation set, if it has any.
 
-        Those of an earlier step are dropped. Does nothing before `begin`.
+        Metrics of an earlier step are dropped. Does nothing before `begin`.
 
         Args:
             name: Name of the evaluation set; empty if there is only one.
@@ -266,9 +269,9 @@ class Summary:
         self.write()
 
     def finished(self, stop: StopRequest | None) -> SummaryValues:
-        """Return the values that the summary gets if the run ends well now.
+        """Return the values of the summary if the run finished now; nothing is written.
 
-        The model card is made of them first; `finish` then writes them.
+        The model card is written from them; then `finish` writes them to the summary.
 
         Args:
             stop: The request that ended training early; None: all steps are done.
@@ -284,7 +287,7 @@ class Summary:
         }
 
     def finish(self, values: SummaryValues) -> None:
-        """Record that the run ended well.
+        """Record the good end of the run.
 
         Args:
             values: The values that `finished` returned.
@@ -296,7 +299,7 @@ class Summary:
 class SummaryCallback(Callback):
     """Writes the summary after a line of metrics, at most once a second.
 
-    Encoded and renamed it costs a millisecond.
+    Writing takes a millisecond.
 
     Args:
         summary: Summary of the run.
@@ -309,7 +312,7 @@ class SummaryCallback(Callback):
         self._written = -math.inf
 
     def on_log(self, training: TrainingContext, record: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Write the summary."""
+        """Write the summary, unless it was written less than a second ago."""
         if time.monotonic() - self._written < 1:
             return
         try:
@@ -327,7 +330,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _device(device: torch.device) -> dict[str, str]:
-    """Describe the device; runs are compared by `hardware`, its kind."""
+    """Return the type of the device, its UUID, and the visible CUDA devices."""
     facts = {"type": device.type}
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         facts["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -1,4 +1,4 @@
-"""Trains one run: prepare, assemble, loop, publish."""
+"""Train one run: prepare, assemble, loop, publish."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from optrun.optimizer.evaluation_weights import has_evaluation_weights
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.checkpoint_space import checkpoint_bytes, space_warning
 from optrun.runner.components import build_loop
-from optrun.runner.export import publish, whole_model, write_tokenizer
+from optrun.runner.export import gather_model, publish, write_tokenizer
 from optrun.runner.outcome import Outcome
 from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
@@ -41,8 +41,8 @@ from optrun.runner.resume.checkpoint import (
     refuse_links,
     refuse_other_formats,
 )
-from optrun.runner.resume.config_diff import refuse_idle
-from optrun.runner.resume.data_position import pinned, pinned_revision
+from optrun.runner.resume.config_diff import refuse_change_without_effect
+from optrun.runner.resume.data_position import pinned_revision, with_revision
 from optrun.runner.resume.global_batch import requested_changes
 from optrun.runner.run_start import RunStart
 from optrun.runner.summary import Summary
@@ -69,14 +69,14 @@ def train(
 ) -> Outcome:
     """Train, evaluate, checkpoint, and write the run directory.
 
-    Ranks other than the first only write their shards of checkpoints.
+    Rank 0 writes all files; other ranks only write their shards of checkpoints.
 
     Args:
         request: Configuration and command line.
         run: The run directory; it exists.
         display: Shows progress and notes.
-        resume: The run and checkpoint to resume; None: from the start, or on other ranks as rank 0
-            decides.
+        resume: The run and checkpoint to resume; None: a new run. Other ranks than 0 get None, and
+            do what rank 0 does.
         stop_at: Pause after this many optimizer steps, evaluated and saved. The schedule stays that
             of the whole run.
         owns_process: Whether a second signal may end the process.
@@ -102,40 +102,36 @@ def train(
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(
                 f"{run.path}: another process has run in this directory meanwhile. Choose another"
-                " one."
+                " directory (hydra.run.dir=DIR)."
             )
         refuse_other_formats(run)
         run_id = run_id_of(run) or secrets.token_hex(16)
         summary = Summary(run, request, run_id)
         if resume is not None:
-            summary.take_up()
+            summary.inherit_earlier_starts()
         try:
-            with _status(summary, display):
+            with _record_end(summary, display):
                 run_start = RunStart(request, run, display, summary, signal_handler, started, world)
                 return _train(run_start, resume, stop_at)
         finally:
             if run.metrics.is_file():
-                with contextlib.suppress(
-                    OSError
-                ):  # a picture less; what ended the run is what counts
+                with contextlib.suppress(OSError):  # must not hide why the run ended
                     draw_curves(run.path)
 
 
 def draw_curves(path: Path) -> None:
-    """Draw `curves.png`.
-
-    It imports matplotlib only now, to keep the start fast.
-    """
+    """Draw `curves.png`; matplotlib is imported only here, since it is slow to load."""
     from optrun.report import curves
 
     curves.draw_curves(path)
 
 
 @contextmanager
-def _status(summary: Summary, display: Display) -> Iterator[None]:
-    """Record in the summary how the block, and with it the run, ends.
+def _record_end(summary: Summary, display: Display) -> Iterator[None]:
+    """Record an error of the block in the summary of the run, and raise it again.
 
-    The summary of a finished run stays unchanged as long as nothing was trained.
+    The summary of a finished run stays as it is until training begins, and a refused configuration
+    is not recorded before that.
     """
 
     def end(status: str, error: BaseException) -> None:
@@ -167,8 +163,7 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
 def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
     """Train from a checkpoint, or from step 0, to the end of the run, on every rank.
 
-    Steps: refuse what cannot run; open the checkpoint; prepare data and model; assemble optimizer,
-    schedule and state; loop; generate a sample; publish `model/`. A finished run returns at once.
+    A run whose steps are all done only returns its outcome, see `_report_finished`.
 
     Args:
         run_start: The start of the run.
@@ -186,30 +181,34 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
     note = run_start.display.note
     summary = run_start.summary
     world = run_start.world
+    # 1. Refuse what cannot run.
     require_tracker(config.tracking)
     require_optimizer(config.optimizer)
     if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
         raise ConfigError(
             "training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none."
+            " Leave checkpoint=none out, or choose training.on_nonfinite=skip."
         )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
+    # 2. Open the checkpoint, prepare data and model, and assemble optimizer, schedule and state.
     with open_checkpoint_to_resume(run_start, resume) as opened, receive_heartbeats(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(run_start, opened, revision))
         assembled = assemble(run_start.request, prepared, device, opened, world)
     assembled.constants.run_id = summary.values["run_id"]
-    run_start.settle(assembled.request)
+    run_start.replace_request(assembled.request)
     snapshot = opened.snapshot
     setup = assembled.setup
     state = setup.state
     if snapshot is not None and assembled.is_done:
-        refuse_idle(
+        refuse_change_without_effect(
             requested_changes(assembled.start.changes, assembled.derived), state.global_step
         )
         if world.from_main(lambda: summary.finished_before):
-            return _leave_finished(
+            return _report_finished(
                 run_start, assembled, mended=resume is not None and bool(resume.notes)
             )
+    # 3. Write everything that precedes the first step.
     for line in (
         *assembled.notes,
         *opened.set_aside_skipped(),
@@ -219,26 +218,29 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
     ):
         note(line)
     if world.is_main:
-        _begin(run_start, prepared, assembled, resume)
+        _write_before_first_step(run_start, prepared, assembled, resume)
+    # 4. Train.
     loop = build_loop(run_start, assembled, snapshot, stop_at)
     if snapshot is not None:
         RandomStates.unpack(snapshot.metadata.random, device).restore()
-        snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
+        snapshot.model = {}  # free the memory: model and optimizer have copies
+        snapshot.optimizer = {}
     else:
         seed_random_states(config.seed, device)
     if opened.trunk is not None and loop.checkpoints.enabled:
-        loop.checkpoints.save()  # from here on the branch needs its trunk no more
+        loop.checkpoints.save()  # from now on the branch does not need its trunk
     with without_cache_and_padding_check(setup.model):
         loop()
+    # 5. Publish the model.
     beat(Phase.publishing, state.global_step)
     optimizer = setup.train_step.optimizer
     if is_sharded(prepared.model) and not has_evaluation_weights(optimizer):
-        optimizer.state.clear()  # no step follows, and what is gathered needs room
+        optimizer.state.clear()  # no step follows, and the gathered weights need memory
     with setup.evaluation_weights():
-        model = whole_model(prepared.model, run_start.run.path)
+        model = gather_model(prepared.model, run_start.run.path)
         if model is None or not world.is_main:
             return Outcome(run_start.run, summary.values)
-        sample = _sample(prepared, model, note, seed=config.seed)
+        sample = _generate_sample(prepared, model, note, seed=config.seed)
         end = summary.finished(
             loop.training.stop if state.global_step < setup.total_steps else None
         )
@@ -253,7 +255,7 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
     """Prepare data and model.
 
     Raises:
-        StoppedEarly: A signal arrived meanwhile; nothing waits for the end of the preparation.
+        StoppedEarly: A signal arrived; the preparation is ended at once.
         ConfigError: Data or model do not fit the configuration.
     """
     beat(Phase.preparing)
@@ -263,7 +265,7 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
             sharded = isinstance(run_start.config.distributed, FsdpConfig)
             meta = sharded and not run_start.world.is_main
             return prepare(
-                pinned(run_start.config, revision), artifacts, meta=meta, sharded=sharded
+                with_revision(run_start.config, revision), artifacts, meta=meta, sharded=sharded
             )
     except Stopped:
         signal = run_start.signal_handler.stop_signal
@@ -272,21 +274,21 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
         if opened.snapshot is None:
             saved = "there is nothing to save yet"
         raise StoppedEarly(
-            f"{signal.name} received while data and model were made ready: {saved}. Go on with: "
+            f"{signal.name} received while data and model were prepared: {saved}. Go on with: "
             + run_start.summary.command("resume=auto", f"hydra.run.dir={run_start.run.path}")
         ) from None
 
 
-def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) -> Outcome:
-    """Return the outcome of a run whose steps are all done, without training.
+def _report_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) -> Outcome:
+    """Return the outcome of a run without training, when all its steps are done.
 
     Args:
         run_start: The start of the run.
         assembled: Its setup, and the changes since the last checkpoint, which are harmless.
-        mended: Whether `config.yaml` was damaged, and is to be written again.
+        mended: Whether `config.yaml` was damaged, and is written again.
 
     Returns:
-        The outcome without a sample. Rank 0 first notes how to continue, and records the changes.
+        The outcome without a sample. Rank 0 also notes how to continue, and records the changes.
     """
     summary = run_start.summary
     setup = assembled.setup
@@ -301,7 +303,7 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
     if start.stop is not None:
         done = (
             f"{start.stop.by} ended training at step {step}: {start.stop.reason}; nothing to train."
-            " It continues where what it was ended by is changed, such as"
+            " To continue, change the option that ended it, such as"
             " training.early_stopping_patience=N."
         )
     for note in (*assembled.notes, done):
@@ -314,14 +316,14 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
     return Outcome(run_start.run, summary.values)
 
 
-def _begin(
+def _write_before_first_step(
     run_start: RunStart, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
 ) -> None:
-    """Write everything that precedes the first step, on rank 0.
+    """Write the files of a run before its first step, on rank 0.
 
-    `config.yaml`, `tokenizer/`, the summary and the folder of checkpoints; `metrics.jsonl` loses
-    its lines behind the step to continue from. Notes warn of too little room for checkpoints, and
-    of metrics that were deleted.
+    These are `config.yaml`, `tokenizer/`, the summary and the folder of checkpoints. Lines of
+    `metrics.jsonl` after the step to continue from are removed. Notes warn of too little disk space
+    for checkpoints, and of lost metrics.
     """
     run = run_start.run
     summary = run_start.summary
@@ -351,18 +353,18 @@ def _begin(
     if assembled.is_done:
         truncate_after(run.metrics, state.global_step)
     else:
-        # The line of an unfinished step is still to be written; those of the end of a shorter run
-        # go.
+        # The line of an unfinished step is still to be written, and lines that existed only
+        # because the run ended there are removed.
         last_step = -1 if state.is_before_first_step else state.global_step - state.unfinished
         take_up(run.metrics, last_step)
 
 
-def _sample(
+def _generate_sample(
     prepared: Prepared, model: PreTrainedModel, note: Callable[[str], None], *, seed: int
 ) -> tuple[str, str] | None:
-    """Generate a sample: the continuation of the task's prompt.
+    """Generate a sample: the task's prompt and its continuation.
 
-    None if the task has no prompt, or the model cannot generate.
+    None if the task has no prompt. An error is noted, and the sample left out.
     """
     try:
         with plain_attention(model):

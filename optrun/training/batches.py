@@ -64,7 +64,7 @@ class Batches:
             self._steps = None
 
     def explain_worker_failures(self) -> AbstractContextManager[None]:
-        """Return a context that explains errors of workers, with the step and its examples."""
+        """Return a context to explain errors of workers, with the step and its examples."""
         return failures.explain_worker_failure(self._steps_before, self._next_examples)
 
     def _steps_before(self) -> int:

@@ -66,7 +66,7 @@ class CheckpointManager:
     _submitted: int | None = None
 
     def __post_init__(self) -> None:
-        """Create the background writer, which starts its thread with the first save."""
+        """Create the background writer; its thread starts with the first save."""
         self.state = self.setup.state
         self.ranking = self.setup.ranking
         self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
@@ -85,7 +85,7 @@ class CheckpointManager:
         return self._writer.busy and not self._writer.ended
 
     def is_scheduled(self, step: int) -> bool:
-        """Tell whether a step is a multiple of `checkpoint.save_steps`; never if that is null."""
+        """Tell whether a step is a multiple of `checkpoint.save_steps`; never with null."""
         return self.config.save_steps is not None and step % self.config.save_steps == 0
 
     def last_scheduled(self, step: int) -> int:
@@ -122,7 +122,7 @@ class CheckpointManager:
             self._stall += self.clock() - start
 
     def _request(self, snapshot: Snapshot) -> SaveRequest:
-        """Build the request to write a snapshot, with the steps whose checkpoints must stay.
+        """Build the request to write a snapshot, with the steps of checkpoints to keep.
 
         Those are the best ones, and the newest scheduled one if a rollback may return to it.
         """
@@ -171,7 +171,7 @@ class CheckpointManager:
         self._handle_result(result)
 
     def poll(self, *, together: bool = False) -> None:
-        """Handle a save that has ended, and retry a refused one if its step has come.
+        """Handle the end of a save, and retry a refused one if its step has come.
 
         Args:
             together: Whether several ranks call this, after the saves of earlier steps have ended
@@ -289,11 +289,11 @@ class NonWritingManager(CheckpointManager):
     writing = False
 
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:  # noqa: ARG002
-        """Remember that the present step is saved."""
+        """Mark the present step as saved."""
         self._submitted = self.state.global_step
 
     def save_now(self, random: RandomStates | None = None) -> None:
-        """Remember that the present step is saved."""
+        """Mark the present step as saved."""
         self.save(random)
 
     def poll(self, *, together: bool = False) -> None:

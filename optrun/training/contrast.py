@@ -70,7 +70,7 @@ class ContrastStep(TrainStep):
         return self.forward(self.model, moved), moved
 
     def _vectors(self, run: NumberedBatch, position: int) -> Batch:
-        """Compute the vectors of a micro-batch, with the other tensors that the loss needs."""
+        """Compute the vectors of a micro-batch, with other tensors for the loss."""
         with self.autocast():
             outputs, moved = self._forward(run, position)
             other_tensors = {name: moved[name] for name in ASIDE if name in moved}

@@ -38,7 +38,7 @@ class Display(Callback):
     accepts_late_results = True
 
     def start(self, step: int, total: int) -> None:
-        """Show that training begins, after `step` of `total` optimizer steps."""
+        """Show the start of training, after `step` of `total` optimizer steps."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Show the latest metrics, by name such as `train/loss`, after a step."""
@@ -56,7 +56,7 @@ class Display(Callback):
         """Remove the progress bar."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Show that training begins."""
+        """Show the start of training."""
         self.start(training.global_step, training.total_steps)
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
@@ -93,7 +93,7 @@ class PlainDisplay(Display):
         self.main_metric = ""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Set the metric that comes first in each line: the one that ranks checkpoints."""
+        """Set the first metric of each line: the metric of the ranking of checkpoints."""
         self.main_metric = training.setup.ranking.metric
         super().on_train_begin(training)
 

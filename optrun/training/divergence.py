@@ -38,7 +38,7 @@ class Divergence:
     def apply_policy(
         self, result: StepResult, micro_batches: list[Batch], before: RandomStates | None
     ) -> NonfiniteStep | None:
-        """Skip a step that is not finite, ask for a rollback, or end the run; all ranks call this.
+        """Skip a non-finite step, ask for a rollback, or end the run; all ranks call this.
 
         A finite step passes; so does one whose fp16 loss scale was too high, which is counted as
         skipped. Changes `skipped_steps` and `skipped_in_a_row` of the state. Skipping drops the

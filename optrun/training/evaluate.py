@@ -97,7 +97,7 @@ def evaluate_sets(
 
 
 def _refuse_non_number(name: str, value: object) -> float:
-    """Return the value of a metric, and refuse one that is no number, such as a bool or tensor.
+    """Return the value of a metric; refuse other types than numbers, such as bool.
 
     Raises:
         OptrunError: With the name and the value.

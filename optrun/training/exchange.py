@@ -121,7 +121,7 @@ def _digest_parts(digest: bytes) -> list[float]:
 
 
 def _unpack_facts(row: Sequence[float]) -> Iterator[MicroBatchFacts]:
-    """Yield the facts of a rank's micro-batches from the numbers that it sent, see `exchange`."""
+    """Yield the facts of a rank's micro-batches from its numbers, see `exchange`."""
     size = 3 + _DIGEST_PARTS
     for at in range(0, len(row), size):
         weight, tokens, samples, *parts = row[at : at + size]

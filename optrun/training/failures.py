@@ -19,7 +19,7 @@ class LoaderTimeout(BaseException):
 
 @contextmanager
 def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
-    """Limit the time of the block, which waits for a batch of the loader's workers.
+    """Limit the time of a block for waiting for a batch of the loader's workers.
 
     `DataLoader(timeout=...)` is not enough: it limits the wait for the queue of results, and a
     worker that stops while it hands a tensor over
@@ -91,7 +91,7 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
 
 
 def kill_workers() -> None:
-    """Kill all child processes that this process started through multiprocessing."""
+    """Kill all child processes of this process, started through multiprocessing."""
     for worker in multiprocessing.active_children():
         worker.kill()
 
@@ -157,7 +157,7 @@ def _timed_out(error: BaseException | None) -> bool:
 def explain_out_of_memory(
     global_step: int, micro_batches: list[Batch]
 ) -> AbstractContextManager[None]:
-    """Return a context that explains a lack of memory in a step, with shapes and a remedy.
+    """Return a context to explain a lack of memory in a step, with shapes and a remedy.
 
     Args:
         global_step: Steps done.
@@ -180,7 +180,7 @@ def explain_out_of_memory(
 def explain_out_of_memory_in_evaluation(
     batch: Batch, what: str = "evaluation"
 ) -> AbstractContextManager[None]:
-    """Return a context that explains a lack of memory in a batch, with shapes and a remedy.
+    """Return a context to explain a lack of memory in a batch, with shapes and a remedy.
 
     Args:
         batch: The batch of the evaluation or prediction.

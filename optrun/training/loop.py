@@ -25,7 +25,7 @@ from optrun.training.ranking import remember_best
 from optrun.training.saving import Saving
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
-from optrun.training.state import RandomStates, empty_window
+from optrun.training.state import RandomStates
 from optrun.training.step import PendingStep, StepResult
 
 
@@ -356,34 +356,31 @@ class Loop:
         before = state.copy_before_end(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = self._is_last()  # a hook may have requested to stop
-        # 2. Collect the line of metrics, and the prefixes of those that only the end produced.
+        # 2. Log. `unscheduled`: prefixes of metrics that exist only because the run ends here.
         record: dict[str, float] = {}
+        window: PlainDict = {}
         unscheduled = []
-        if (line_due or last) and state.window_weight:
-            record = {**self.progress.metrics(), **self.checkpoints.metrics()}
-            if not line_due:
-                unscheduled += ["train/", "lr/", "perf/"]
+        if line_due or last:
+            if state.window_weight:
+                record = {**self.progress.metrics(), **self.checkpoints.metrics()}
+                if not line_due:
+                    unscheduled += ["train/", "lr/", "perf/"]
+            window = state.empty_window()
+            self.progress.reset()
         record.update(metrics)
         if metrics and not evaluation_due:
             unscheduled.append("eval/")
-        # 3. Empty the window of the line, and log.
-        window: PlainDict = {}
-        if line_due or last:
-            empty = empty_window()
-            window = {name: getattr(state, name) for name in empty}
-            vars(state).update(empty)
-            self.progress.reset()
         if record:
             self._log(record, unscheduled)
         self.training.step_finished = True
-        # 4. Keep what a prolonged run continues with.
+        # 3. Keep the values with which a prolonged run continues.
         if unscheduled:
             before["last"] |= _without_prefixes(record, unscheduled)
             state.without_end = before
         if last and not line_due:
             vars(state).update(window)
         state.unfinished = False
-        # 5. Save.
+        # 4. Save.
         if self.hooks.failure is not None:
             raise self.hooks.failure
         self.saving.save_if_due(last=last, evaluated=evaluate)
@@ -407,9 +404,9 @@ class Loop:
         if not metrics:
             return {}
         remember_best(self.state, self.setup.ranking, metrics)
-        watched = self.setup.train_step.scheduler.metric
-        if due and watched is not None:
-            self.setup.train_step.scheduler.observe(metrics[watched])
+        scheduler = self.setup.train_step.scheduler
+        if due and scheduler.metric is not None:
+            scheduler.observe(metrics[scheduler.metric])
         if not due:
             self.hooks.freeze_states()
         self.hooks.on_evaluate(metrics)

@@ -20,7 +20,7 @@ error. It may raise."""
 
 
 def refusal_handler(policy: OnStorageError, note: Callable[[str], None]) -> Refused:
-    """Return a function that handles a file the disk refused: it warns or raises StorageError.
+    """Return a function to handle a file refused by the disk: it warns or raises StorageError.
 
     Args:
         policy: `checkpoint.on_storage_error`; `stop` raises.
@@ -53,7 +53,7 @@ class MetricsLogger(Callback):
         self._writer: MetricsWriter | None = None
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:  # noqa: ARG002
-        """Append a record after those still waiting; call `refused` if the disk refuses it."""
+        """Append a record after the waiting ones; call `refused` if the disk refuses it."""
         with self._lock:
             self._waiting.append(record)
             error = self._write_waiting()
@@ -100,7 +100,7 @@ class MetricsLogger(Callback):
             writer.sync()
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Remove all lines after the step that training went back to."""
+        """Remove all lines after the step of the rollback."""
         step = training.global_step
         with self._lock:
             self._close()

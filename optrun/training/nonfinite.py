@@ -35,7 +35,7 @@ class NonfiniteStep:
 
 
 def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch]) -> NonfiniteStep:
-    """Find the micro-batches, gradients and weights that are not finite; every rank takes part.
+    """Find non-finite micro-batches, gradients and weights; every rank takes part.
 
     The message names the first cause found: weights, else a micro-batch, else a gradient.
 
@@ -101,7 +101,7 @@ def _local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> Path:
-    """Write the report and the batch of a step, replacing those of an earlier try of the step.
+    """Write the report and the batch of a step; those of an earlier try are replaced.
 
     Args:
         run: The run directory.

@@ -81,7 +81,7 @@ def _better_of(best: Best | None, new: Best, mode: str) -> Best:
 
 
 def set_ranking_metric(state: TrainState, ranking: Ranking) -> str | None:
-    """Set the metric that ranks checkpoints, at the start of a run or of a resumed run.
+    """Set the ranking metric of checkpoints, at the start of a run or of a resumed run.
 
     If the checkpoint was ranked by another metric or direction, the ranking is cleared, and best
     values whose direction changed are dropped.

@@ -37,7 +37,7 @@ class Saving:
     """Reads loss and gradient norm of the last step, and counts the step."""
 
     def __post_init__(self) -> None:
-        """Remember the step at which this start of the run begins."""
+        """Record the first step of this start of the run."""
         self.state = self.setup.state
         self.world = self.setup.train_step.world
         self._first_step = self.state.global_step

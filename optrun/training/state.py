@@ -106,7 +106,7 @@ class TrainState:
         return self.position == 0 and not self.before_training
 
     def copy_before_end(self, *, due: bool) -> Ended:
-        """Copy the values that the evaluation at the end of the run will change.
+        """Copy the values to be changed by the evaluation at the end of the run.
 
         Args:
             due: Whether this evaluation is scheduled anyway. Then its results stay if the run is
@@ -127,6 +127,15 @@ class TrainState:
         vars(self).update(self.without_end)
         self.without_end = {}
 
+    def empty_window(self) -> PlainDict:
+        """Reset the counters since the last line of metrics; return their values by name."""
+        window = {}
+        for name, start in vars(TrainState()).items():
+            if name.startswith("window_"):
+                window[name] = getattr(self, name)
+                setattr(self, name, start)
+        return window
+
     def to_dict(self) -> PlainDict:
         """Convert to plain values for JSON."""
         return asdict(self)
@@ -144,11 +153,6 @@ class TrainState:
                 f"train state: unknown counter {min(unknown)}: it was saved by a newer optrun."
             )
         return cls(**values)
-
-
-def empty_window() -> PlainDict:
-    """Return the start values of the counters since the last line of metrics, by name."""
-    return {name: value for name, value in vars(TrainState()).items() if name.startswith("window_")}
 
 
 _DIGESTED_BYTES = 32 * 2**10
@@ -178,7 +182,7 @@ def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
 
 
 def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
-    """Add the batches of a step to the digest of a run, which depends on their order.
+    """Add the batches of a step to the digest of a run; their order counts.
 
     Args:
         before: The digest before this step; empty at the start.
@@ -209,7 +213,7 @@ class RandomStates:
 
     @classmethod
     def unpack(cls, states: PlainMapping, device: torch.device) -> Self:
-        """Read the states that `packed` returned; global generators stay as they are.
+        """Read states from `packed`; global generators stay as they are.
 
         Each state is tried on a new generator first, since a damaged one must not be restored. A
         device that is missing in `states` keeps its present state.
@@ -253,7 +257,7 @@ class RandomStates:
             torch.mps.set_rng_state(self._torch["mps"])
 
     def packed(self) -> PlainDict:
-        """Convert the states to JSON values; those of torch to base64."""
+        """Convert the states to JSON values; torch's become base64."""
         version, key, position = self._python
         legacy = self._numpy
         return {

@@ -93,7 +93,7 @@ class Scheduler(Protocol):
 
 
 def model_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
-    """Return the loss that the model computed."""
+    """Return the model's own loss."""
     loss: torch.Tensor = outputs.loss
     return loss
 
@@ -396,7 +396,7 @@ class TrainStep(Precision):
         self.has_uncounted_update = False
 
     def read_result(self, pending: PendingStep) -> StepResult:
-        """Wait for the values of a step, and combine those of all ranks into its result.
+        """Wait for the values of a step, and combine all ranks into its result.
 
         A step without a target has loss and norm NaN, and weight 0.
         """

@@ -232,7 +232,7 @@ class FaultTolerantTracker:
 
 
 def require_tracker(config: TrackingConfig) -> None:
-    """Refuse a tracker whose package is not installed, without importing it.
+    """Refuse a tracker if its package is not installed, without importing it.
 
     Raises:
         ConfigError: With the command that installs it.

@@ -34,7 +34,7 @@ PHASES = {
         "optrun.training.saving.refuse_different_weights",
         "optrun.runner.train.has_evaluation_weights",
     ),
-    "end": ("optrun.runner.train.whole_model", "optrun.runner.train.whole_model"),
+    "end": ("optrun.runner.train.gather_model", "optrun.runner.train.gather_model"),
 }
 """A function with which each begins, and one with which it ends."""
 ONE_STEP = [

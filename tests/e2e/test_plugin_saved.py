@@ -214,7 +214,7 @@ def test_nan_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     write(value="float('nan')")
     assert optrun(*RUN, "checkpoint.metric=eval/mine", "checkpoint.mode=max") == 0
     said = capsys.readouterr().out
-    assert "was never a number" in said
+    assert "was NaN in every evaluation" in said
     assert "checkpoints/last" in said
     assert "checkpoints/best" not in said
 

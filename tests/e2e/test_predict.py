@@ -334,17 +334,17 @@ def test_a_file_is_there_when_it_is_whole(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "_put_in_place", interrupt)
+        patch.setattr(predict, "_rename_to_new", interrupt)
         assert optrun(*words, "out=out.jsonl") == 130
     assert [path.name for path in Path().iterdir()] == ["rows.jsonl"]
-    put_in_place = predict._put_in_place
+    put_in_place = predict._rename_to_new
 
     def meanwhile(aside: Path, out: Path) -> None:
         out.write_text("mine")
         put_in_place(aside, out)
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "_put_in_place", meanwhile)
+        patch.setattr(predict, "_rename_to_new", meanwhile)
         assert optrun(*words, "out=out.jsonl") == 2
     assert "already exists" in capsys.readouterr().err
     assert Path("out.jsonl").read_text() == "mine"

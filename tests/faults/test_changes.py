@@ -17,8 +17,8 @@ import torch
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.data.loader import EpochPlan
-from optrun.runner.resume.config_diff import MEANINGS, meaning
-from optrun.runner.resume.data_position import move, plan_values
+from optrun.runner.resume.config_diff import EFFECTS, effect_of_change
+from optrun.runner.resume.data_position import plan_values, shift_data_position
 from optrun.training.state import TrainState
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
@@ -59,8 +59,8 @@ def test_harmless_keys_change_no_number_and_are_recorded(
     for key, word in zip(keys, HARMLESS, strict=True):
         line = line_of(key, said)
         assert f"-> {word.split('=')[1]} " in line
-        assert line.endswith(MEANINGS[meaning(key)]), line
-        assert meaning(key) in ("harmless", "evaluation", "nonfinite", "rounding"), line
+        assert line.endswith(EFFECTS[effect_of_change(key)]), line
+        assert effect_of_change(key) in ("harmless", "evaluation", "nonfinite", "rounding"), line
     assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)
     changes = summary(run.path)["resumes"][-1]["changes"]
     assert changes["training.logging_steps"] == [1, 2]
@@ -305,7 +305,7 @@ def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
     for more in ([], ["data.train=more.csv"]):
         code, said = go("resume=run", "training.max_steps=2", *more)
         assert code == 2
-        assert "the classes are bird, even, and the trained weights tell even, odd apart" in said
+        assert "the classes are bird, even, but the trained weights predict even, odd" in said
     Path("more.csv").write_text(text + "one more,odd\n")
     assert (
         go("resume=run", "training.max_steps=2", "data.train=more.csv", "data.eval=more.csv")[0]
@@ -412,7 +412,7 @@ def test_no_example_comes_twice(batch: int, accumulation: int) -> None:
     old, new = EpochPlan(50, 4, 2, 0), EpochPlan(50, batch, accumulation, 0)
     for done in (0, 1, 4, 6, 7, 13):
         state = TrainState(global_step=done)
-        sentence = move(plan_values(old, "a-b"), state, new, "a-b")
+        sentence = shift_data_position(plan_values(old, "a-b"), state, new, "a-b")
         assert (sentence is None) == (batch * accumulation == 8)  # however a step is divided
         epoch, _ = old.locate(done)
         before = seen(old, old.steps_per_epoch * epoch, done - old.steps_per_epoch * epoch)
@@ -427,24 +427,30 @@ def test_no_example_comes_twice(batch: int, accumulation: int) -> None:
 def test_an_order_by_length_is_another_one_with_another_batch_size() -> None:
     old, new = (EpochPlan(50, size, 1, 0, np.arange(50)) for size in (4, 8))
     state = TrainState(global_step=5)
-    assert move(plan_values(old, "a-b"), state, old, "a-b") is None
-    assert "start of a new epoch" in str(move(plan_values(old, "a-b"), state, new, "a-b"))
+    assert shift_data_position(plan_values(old, "a-b"), state, old, "a-b") is None
+    assert "start of a new epoch" in str(
+        shift_data_position(plan_values(old, "a-b"), state, new, "a-b")
+    )
     assert state.position == new.steps_per_epoch
 
 
 def test_other_examples_begin_with_an_epoch() -> None:
     state = TrainState(global_step=9, passed_steps=2)
-    sentence = move(
+    sentence = shift_data_position(
         plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(40, 4, 1, 0), "c-b"
     )
     assert "start of a new epoch; 18 examples of epoch 2 are left out" in str(sentence)
     assert state.position == 20
     state = TrainState(global_step=14)
-    move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 1), "a-b")
+    shift_data_position(
+        plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 1), "a-b"
+    )
     assert state.position == 14  # it stood at the start of one already
     state = TrainState(global_step=9)
     assert (
-        move(plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 0), "a-c")
+        shift_data_position(
+            plan_values(EpochPlan(50, 4, 2, 0), "a-b"), state, EpochPlan(50, 4, 2, 0), "a-c"
+        )
         is not None
     )
     assert state.position == 9  # only the evaluation examples are others
@@ -457,14 +463,14 @@ def test_parameters_in_another_order_are_matched_by_name(
     from optrun.runner import assemble as assembly
 
     run = straight.cut(tmp_path / "run", 3)
-    original = assembly.build_param_groups
+    original = assembly.build_run_groups
 
     def reversed_groups(*args: object, **options: object) -> list[dict[str, object]]:
         groups = original(*args, **options)  # type: ignore[arg-type]
         return [{**group, "params": group["params"][::-1]} for group in groups[::-1]]
 
     with monkeypatch.context() as patch:
-        patch.setattr(assembly, "build_param_groups", reversed_groups)
+        patch.setattr(assembly, "build_run_groups", reversed_groups)
         assert go("resume=run", "clip=none")[0] == 0
     one = load_checkpoint(run.checkpoint(STEPS))
     other = straight.cut(tmp_path / "other", 3)
@@ -492,7 +498,7 @@ def test_another_environment_is_warned_of_and_recorded(
     assert code == 0
     assert f"torch 1.0 then, {torch.__version__.split('+')[0]}" in said
     assert "torch threads 64 then, 1 now" in said
-    assert "bit-equality with an uninterrupted run is not promised" in said
+    assert "may differ in the last bits from those of an uninterrupted run" in said
     assert "torch 1.0 then" in summary(run.path)["resumes"][-1]["notes"][0]
 
 
@@ -500,7 +506,7 @@ def test_every_key_has_a_meaning(straight: Straight) -> None:
     from optrun.base.plain import flat
     from optrun.config.saved import read_config
 
-    kinds = {key: meaning(key) for key in flat(read_config(RunDir(straight.path).config))}
+    kinds = {key: effect_of_change(key) for key in flat(read_config(RunDir(straight.path).config))}
     assert kinds["lr"] == kinds["optimizer.eps"] == kinds["model.config.n_embd"] == "mathematics"
     assert (
         kinds["seed"]

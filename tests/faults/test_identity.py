@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.runner.resume.saved_config import configuration_of
+from optrun.runner.resume.saved_config import read_configuration
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import STEPS, Go, Straight
 from tests.running import optrun, summary
@@ -285,13 +285,13 @@ def test_a_lost_configuration_is_taken_from_the_newest_checkpoint(
     straight: Straight, go: Go, tmp_path: Path, harm: str
 ) -> None:
     run = straight.cut(tmp_path / "run", 3)
-    whole, values = run.config.read_bytes(), configuration_of(run)[0]
+    whole, values = run.config.read_bytes(), read_configuration(run)[0]
     bomb = b"a: &a [x]\n" + b"".join(
         b"%c: &%c [%s]\n" % (n + 1, n + 1, b"*%c," % n * 9) for n in range(97, 109)
     )
     for content in (b"", b"a: [\x00", bomb):
         run.config.write_bytes(content)
-        taken, note = configuration_of(run)
+        taken, note = read_configuration(run)
         assert taken == values
         assert "configuration was taken from" in str(note)
     run.config.write_bytes(whole[: len(whole) // 2]) if harm == "half" else run.config.unlink()
@@ -315,4 +315,4 @@ def test_without_a_checkpoint_nothing_is_guessed(
     assert (code, "changed since the run wrote it" in said) == (2, True)
     run.config.unlink()
     code, said = go("resume=auto", "hydra.run.dir=run")
-    assert (code, "There is no checkpoint that it could be taken from" in said) == (2, True)
+    assert (code, "There is no checkpoint to take the configuration from" in said) == (2, True)

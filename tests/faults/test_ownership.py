@@ -13,7 +13,7 @@ from optrun.artifacts.retention import Retention, clean_leftovers
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import StorageError
 from optrun.launch.single_run import forget_unbegun
-from optrun.runner.folders import aside_of, written_aside
+from optrun.runner.folders import temporary_folder_of, write_through_temporary
 from tests.faults.checkpoints import snapshot
 from tests.faults.runs import Go, Straight
 
@@ -131,7 +131,10 @@ def test_a_command_writes_over_no_file(go: Go, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_stands_where_one_is_written_aside_stays(tmp_path: Path) -> None:
-    own = written({aside_of(tmp_path / "model") / "mine.txt": "three weeks of numbers"})
-    with pytest.raises(StorageError, match="File exists"), written_aside(tmp_path / "model"):
+    own = written({temporary_folder_of(tmp_path / "model") / "mine.txt": "three weeks of numbers"})
+    with (
+        pytest.raises(StorageError, match="File exists"),
+        write_through_temporary(tmp_path / "model"),
+    ):
         pass
     assert {path: path.read_text() for path in own} == own

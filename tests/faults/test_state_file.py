@@ -11,7 +11,7 @@ import pytest
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import CheckpointError
-from optrun.runner.resume.state_file import refuse_garbage
+from optrun.runner.resume.state_file import refuse_invalid_state
 from tests.faults.checkpoints import edit_manifest
 from tests.faults.runs import Go, Straight
 
@@ -36,7 +36,7 @@ def put(state: Any, path: tuple[str | int, ...], value: object) -> Any:
 
 
 def look_through(state: dict[str, Any]) -> None:
-    refuse_garbage(Path("step"), CheckpointMetadata.from_dict(state))
+    refuse_invalid_state(Path("step"), CheckpointMetadata.from_dict(state))
 
 
 KEYS: list[tuple[tuple[str | int, ...], object, str]] = [

@@ -243,7 +243,7 @@ words = {f"word{number}": number for number in range(60_000)}
 tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
 (disk / "other").write_bytes(bytes(4 * 2**20 - room))
 try:
-    with folders.written_aside(disk / "model") as aside:
+    with folders.write_through_temporary(disk / "model") as aside:
         if what == "model":
             from optrun.runner.export import write_model
             write_model(aside, model, None, {}, {"task": None})

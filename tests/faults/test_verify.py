@@ -17,7 +17,7 @@ from optrun.artifacts.retention import Retention, clean_leftovers
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.saved_folder import CARD, CHECKSUMS, folder_problems, write_checksums
-from optrun.runner.folders import written_aside
+from optrun.runner.folders import write_through_temporary
 from tests.faults.checkpoints import snapshot
 from tests.faults.runs import Go, Straight
 from tests.faults.syscalls import deaths
@@ -175,7 +175,7 @@ def a_start(run: RunDir, step: int) -> None:
     """Everything that a start of a run does to its directory, but training."""
     clean_leftovers(run)
     replace_text(run.config, f"step: {step}\n")
-    with written_aside(run.tokenizer, replaces=True) as aside:
+    with write_through_temporary(run.tokenizer, replaces=True) as aside:
         replace_text(aside / "tokenizer.json", "{}")
         write_checksums(aside)
     take_up(run.metrics, step - 1)

@@ -288,7 +288,9 @@ def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
         tokens = [f"{trunk}", "optimizer=adamw,lamb"]
         line = CommandLine(overrides=tokens)
         forks = Forks(hydra, line)
-        points = [[*forks.pinned(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")]
+        points = [
+            [*forks.pin_trunks(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")
+        ]
         compose = Composer(hydra, "config", complete=forks.complete, require=forks.require_place)
         return {job.name: dict(job.values) for job in build_jobs(compose, points)}
 

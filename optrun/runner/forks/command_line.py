@@ -1,7 +1,4 @@
-"""`branch_from=...`.
-
-A new run, or a sweep of them, with the configuration of its trunk and what was typed over it.
-"""
+"""Complete the command line of a branch (`branch_from=...`) by the configuration of its trunk."""
 
 from __future__ import annotations
 
@@ -25,29 +22,29 @@ from optrun.config.request import CommandLine
 from optrun.config.schema.run import refuse_ended_fork
 from optrun.runner.forks.overrides import (
     as_overrides,
-    names_fork,
+    is_branch_from,
+    merge_trunk_overrides,
     refuse_other_data_position,
-    under,
 )
 
 
 @dataclass(frozen=True)
 class _TrunkConfig:
-    """The configuration of a trunk, to be put under the command line of a branch."""
+    """The configuration of a trunk, which a branch takes over where it types nothing else."""
 
     overrides: list[str]
-    """Its configuration."""
+    """The configuration as overrides of the default one."""
     values: PlainDict
     """The same, resolved."""
     step: int
 
-    def under(self, typed: Sequence[str]) -> list[str]:
-        """Put the configuration of the trunk under the overrides of a branch."""
-        return under(self.overrides, self.values, typed)
+    def add_below(self, typed: Sequence[str]) -> list[str]:
+        """Merge the overrides of the trunk with the typed ones; the typed ones win."""
+        return merge_trunk_overrides(self.overrides, self.values, typed)
 
 
 class Forks:
-    """Completes the command lines of forks, and leaves others as they are.
+    """Completes command lines with `branch_from`, and leaves others as they are.
 
     Args:
         hydra: Composes configurations.
@@ -61,71 +58,70 @@ class Forks:
         self.hydra = hydra
         self.config_name = command_line.config_name
         self._trunks: dict[str, _TrunkConfig] = {}
-        if command_line.names_config and any(map(names_fork, command_line.overrides)):
+        if command_line.names_config and any(map(is_branch_from, command_line.overrides)):
             raise ConfigError(
-                f"-cn {command_line.config_name}: a branch has the configuration of its trunk, and"
-                " the recipe would be left unread. Leave -cn out, and give what should be"
-                " different as key=value."
+                f"-cn {command_line.config_name}: a branch has the configuration of its trunk, so"
+                " the recipe would be ignored. Leave -cn out, and give changes as key=value."
             )
 
-    def pinned(self, tokens: Sequence[str]) -> list[str]:
-        """Replace each `branch_from` by FOLDER@DIGEST, so that later checkpoints change nothing.
+    def pin_trunks(self, tokens: Sequence[str]) -> list[str]:
+        """Replace each `branch_from` by FOLDER@DIGEST; later checkpoints then change nothing.
 
         Raises:
             ConfigError: The value is a range, or neither a run nor a checkpoint of optrun.
             CheckpointError: The checkpoint is damaged, uncommitted or gone.
         """
-        expanded = list(tokens)
-        for at, token in enumerate(tokens):
-            if names_fork(token):
-                override = overrides.parse([token])[0]
-                if override.is_delete() or (
-                    override.is_sweep_override() and not override.is_choice_sweep()
-                ):
-                    raise ConfigError(
-                        f"{token}: expected a run directory or a checkpoint, or under -m a list of"
-                        " them."
-                    )
-                values = _values(override)
-                if values != [None]:
-                    trunks = (quote_path(Path(str(find_trunk(str(value))))) for value in values)
-                    expanded[at] = f"{KEY}={','.join(trunks)}"
-        return expanded
+        return [self._pin(token) if is_branch_from(token) else token for token in tokens]
+
+    def _pin(self, token: str) -> str:
+        """Replace the value or values of `branch_from=...`, as `pin_trunks`; null stays."""
+        override = overrides.parse([token])[0]
+        is_range = override.is_sweep_override() and not override.is_choice_sweep()
+        if override.is_delete() or is_range:
+            raise ConfigError(
+                f"{token}: expected a run directory or a checkpoint, or under -m a list of them."
+            )
+        values = _values(override)
+        if values == [None]:
+            return token
+        trunks = [quote_path(Path(str(locate_trunk(str(value))))) for value in values]
+        return f"{KEY}={','.join(trunks)}"
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
         """Check overrides as `overrides.parse_checked`, against the configuration of the trunk.
 
+        With several trunks the first one counts.
+
         Returns:
             The typed overrides, each trunk as FOLDER@DIGEST.
         """
-        typed = self.pinned(tokens)
+        typed = self.pin_trunks(tokens)
         overrides.refuse_names(overrides.parse(typed))
-        value = trunk_of(typed)
-        below: list[str] = []
-        if value is not None:  # of several trunks the first
-            typed_words = set(typed)
-            tokens_below = self._trunk(value).under(typed)
-            below = [token for token in tokens_below if token not in typed_words]
+        value = first_trunk(typed)
+        trunk_only: list[str] = []
+        if value is not None:
+            merged = self._trunk(value).add_below(typed)
+            trunk_only = [token for token in merged if token not in typed]
         checked = overrides.parse_checked(
-            self.hydra, self.config_name, [*below, *typed], sweep=sweep
+            self.hydra, self.config_name, [*trunk_only, *typed], sweep=sweep
         )
-        return checked[len(below) :]
+        return checked[len(trunk_only) :]
 
     def complete(self, tokens: Sequence[str]) -> list[str]:
-        """Put the configuration of the checkpoint that a run branches from under its overrides.
+        """Add the configuration of the trunk to the overrides of a branch; these win.
 
-        Overrides without `branch_from` are returned as they are.
+        Overrides without `branch_from` are returned unchanged.
 
         Args:
-            tokens: Overrides of the run, each `branch_from` as FOLDER@DIGEST.
+            tokens: Overrides of the run; `branch_from` is FOLDER@DIGEST.
         """
-        value = trunk_of(tokens)
+        value = first_trunk(tokens)
         if value is None:
             return list(tokens)
-        return self._trunk(value).under(tokens)
+        return self._trunk(value).add_below(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
-        """Refuse a branch with another model, data or position in the data than its checkpoint.
+        """Refuse a branch with another model, data or position in the data than its trunk.
 
         Only the configurations are compared; files are compared when they are read. Values without
         `branch_from` pass.
@@ -134,20 +130,22 @@ class Forks:
             values: Resolved configuration of the branch.
 
         Raises:
-            ConfigError: The message lists the keys with both values, or `branch_from` stands in a
-                file, or the checkpoint is at or behind `training.max_steps`.
+            ConfigError: The message lists the keys with both values; or `branch_from` is set in a
+                file; or `training.max_steps` is not beyond the step of the checkpoint.
         """
         value = values.get(KEY)
-        if value is not None:
-            if Trunk.parse(str(value)) is None:
-                raise ConfigError(
-                    f"{KEY}={value}: it stands in a file; expected on the command line alone."
-                )
-            trunk = self._trunk(str(value))
-            refuse_other_data_position(trunk.values, values, str(value))
-            length = values["training"]["max_steps"]
-            if length is not None:
-                refuse_ended_fork(str(value), trunk.step, length, f"training.max_steps={length}")
+        if value is None:
+            return
+        if Trunk.parse(str(value)) is None:
+            raise ConfigError(
+                f"{KEY}={value}: set in a file; expected on the command line. Remove it from the"
+                f" file, and add {KEY}={value} to the command."
+            )
+        trunk = self._trunk(str(value))
+        refuse_other_data_position(trunk.values, values, str(value))
+        length = values["training"]["max_steps"]
+        if length is not None:
+            refuse_ended_fork(str(value), trunk.step, length, f"training.max_steps={length}")
 
     def _trunk(self, value: str) -> _TrunkConfig:
         """Read the configuration of a checkpoint to branch from, as overrides and as values.
@@ -156,30 +154,31 @@ class Forks:
             value: `FOLDER@DIGEST`. Each is read once; later calls return the same object.
 
         Raises:
-            ConfigError: A plugin of that run is not loaded, or no override writes one of its
-                values.
+            ConfigError: A plugin of that run is not loaded, or one of its values cannot be written
+                as an override.
             CheckpointError: The checkpoint is gone, damaged or has another digest.
         """
-        if value not in self._trunks:
-            trunk = Trunk.parse(value)
-            assert trunk is not None, "it was pinned"
-            from optrun.artifacts.checkpoint import open_verified
-            from optrun.runner.resume.state_file import refuse_garbage
+        if value in self._trunks:
+            return self._trunks[value]
+        from optrun.artifacts.checkpoint import open_verified
+        from optrun.runner.resume.state_file import refuse_invalid_state
 
-            folder = trunk.folder
-            metadata = open_verified(folder, lazy=True).metadata
-            refuse_garbage(folder, metadata)
-            require(metadata.plugins or (), str(folder))
-            before = saved.with_schemas(metadata.config, str(folder))
-            rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
-            values = saved.plain(before)
-            overrides_of_trunk = as_overrides(self.hydra, values, str(folder))
-            self._trunks[value] = _TrunkConfig(overrides_of_trunk, values, metadata.global_step)
+        trunk = Trunk.parse(value)
+        assert trunk is not None, "it was pinned"
+        folder = trunk.folder
+        metadata = open_verified(folder, lazy=True).metadata
+        refuse_invalid_state(folder, metadata)
+        require(metadata.plugins or (), str(folder))
+        config = saved.with_schemas(metadata.config, str(folder))
+        rebase_paths(config, original_cwd(RunDir(folder.parent.parent).hydra))
+        values = saved.plain(config)
+        tokens = as_overrides(self.hydra, values, str(folder))
+        self._trunks[value] = _TrunkConfig(tokens, values, metadata.global_step)
         return self._trunks[value]
 
 
-def find_trunk(value: str) -> Trunk:
-    """Find the checkpoint of `branch_from`: a checkpoint, or the newest whole one of a run.
+def locate_trunk(value: str) -> Trunk:
+    """Find the checkpoint of `branch_from`: the named one, or the newest undamaged one of a run.
 
     Args:
         value: RUN_DIR, CHECKPOINT, or the `FOLDER@DIGEST` that a branch records.
@@ -195,12 +194,9 @@ def find_trunk(value: str) -> Trunk:
     return Trunk.of(locate(value, f"{KEY}=").whole_checkpoint())
 
 
-def trunk_of(tokens: Sequence[str]) -> str | None:
-    """Read the value of `branch_from=`, or the first of several.
-
-    None if it is absent or null.
-    """
-    for override in overrides.parse([token for token in tokens if names_fork(token)]):
+def first_trunk(tokens: Sequence[str]) -> str | None:
+    """Return the first value of `branch_from=` among overrides; None if it is absent or null."""
+    for override in overrides.parse([token for token in tokens if is_branch_from(token)]):
         first = _values(override)[0]
         if first is None:
             return None
@@ -209,17 +205,17 @@ def trunk_of(tokens: Sequence[str]) -> str | None:
 
 
 def _values(override: Override) -> list[object]:
-    """Read the values of an override (several in a sweep), without quotes."""
+    """Return the values of an override without quotes; a sweep has several."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         return [overrides.plain_value(item) for item in value.list]
     return [overrides.plain_value(value)]
 
 
-def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
-    """Put the configuration of the trunk under the overrides of one branch.
+def add_trunk_config(hydra: Hydra, command_line: CommandLine) -> CommandLine:
+    """Add the configuration of the trunk to the command line of one branch; typed overrides win.
 
-    A command line without `branch_from`, or with `branch_from=null`, stays as it is.
+    A command line without `branch_from`, or with `branch_from=null`, is returned unchanged.
 
     Raises:
         ConfigError: An override is wrong, `branch_from` has several values or names no trunk, or

@@ -25,17 +25,17 @@ from optrun.config.types import in_yaml
 OWN = (KEY, "branch_schedule", "resume", "run_name")
 """Keys that belong to one run, and are not taken from its trunk."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
-"""Keys of the trunk that mean nothing any more where another choice of a group takes its place."""
+"""Keys of the trunk that a branch drops if it types another choice of the group."""
 _PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
 _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
 _HARMLESS = ("task.prompt", "task.sample_tokens", "task.metrics")
 
 
-def names_fork(token: str) -> bool:
+def is_branch_from(token: str) -> bool:
     """Tell whether an override is `branch_from=...`.
 
     Example:
-        >>> names_fork("branch_from=outputs/run"), names_fork("branch_schedule=restart")
+        >>> is_branch_from("branch_from=outputs/run"), is_branch_from("branch_schedule=restart")
         (True, False)
     """
     return key_of(token) == KEY
@@ -44,8 +44,12 @@ def names_fork(token: str) -> bool:
 def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
     """Write a resolved configuration as overrides of the default one.
 
-    A value equal to the default, or to what interpolation gives, is not written: if a branch types
-    another optimizer, it gets that optimizer's default lr.
+    A value that the default configuration or an interpolation gives anyway is not written: if a
+    branch types another optimizer, it gets that optimizer's default lr.
+
+    An interpolated value may follow from another value that differs. So values are written in
+    passes, each composing the result of the passes before: first plain values, then interpolated
+    ones at the top level, then all that still differ.
 
     Args:
         hydra: Composes configurations.
@@ -61,30 +65,34 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         for group, schemas in GROUPS.items()
     }
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
-    for step in (
-        "plain",
-        "top",
-        "all",
-        "end",
-    ):  # what follows from another value is looked at once that one is set
+    for step in ("plain", "top", "all", "check"):
         composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
         differing = list(_differing(saved.plain(composed), values_of_trunk))
         if not differing:
             return tokens
         for key, value in differing:
             default = raw_value(composed, key)
-            follows = isinstance(default, str) and "${" in default
-            if not follows or step == "all" or (step == "top" and "." not in key):
-                is_open = is_open_mapping(default) or open_prefix(composed, key) is not None
-                plus = "++" if is_open else ""
-                tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={in_grammar(value)}")
+            is_interpolated = isinstance(default, str) and "${" in default
+            is_top = step == "top" and "." not in key
+            if step == "all" or is_top or not is_interpolated:
+                takes_any_key = is_open_mapping(default) or open_prefix(composed, key) is not None
+                tokens.append(_as_override(key, value, takes_any_key=takes_any_key))
     key, value = differing[0]
     raise ConfigError(
-        f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it."
+        f"{where}: {key}={value}: this value cannot be written on a command line, so no branch can"
+        " start from it. Start a new run instead."
     )
 
 
 _GONE = object()
+
+
+def _as_override(key: str, value: object, *, takes_any_key: bool) -> str:
+    """Write one value as an override; `_GONE` deletes the key."""
+    if value is _GONE:
+        return f"~{key}"
+    plus = "++" if takes_any_key else ""
+    return f"{plus}{key}={in_grammar(value)}"
 
 
 def _differing(
@@ -101,54 +109,55 @@ def _differing(
             continue
         if name not in target:
             yield key, _GONE
-        elif (
-            isinstance(base.get(name), Mapping)
-            and isinstance(target[name], Mapping)
-            and base[name]
-            and target[name]
-        ):
-            yield from _differing(base[name], target[name], f"{key}.")
-        elif name not in base or not saved.same(base[name], target[name]):
-            yield key, target[name]
+            continue
+        before = base.get(name)
+        after = target[name]
+        if isinstance(before, Mapping) and isinstance(after, Mapping) and before and after:
+            yield from _differing(before, after, f"{key}.")
+        elif name not in base or not saved.same(before, after):
+            yield key, after
 
 
-def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> list[str]:
-    """Put the overrides of a trunk before the typed ones, group choices first.
+def merge_trunk_overrides(
+    trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]
+) -> list[str]:
+    """Merge the overrides of a trunk with the typed ones; the typed ones win.
+
+    A typed value replaces that of the trunk. A typed choice of a group drops all that the trunk set
+    in the group, unless it is the trunk's own choice: then the typed choice is dropped.
 
     Args:
         trunk: Configuration of the trunk, from `as_overrides`.
         values: Resolved values of the trunk.
-        typed: Overrides of the command line; they win. A typed choice that the trunk already has
-            is dropped; any other choice drops what the trunk set in that group.
+        typed: Overrides of the command line.
 
     Returns:
-        The overrides of the branch.
+        The overrides of the branch: choices of the trunk, its other values, then the typed ones.
     """
-    trunk_words = list(trunk)
-    typed_words = list(typed)
+    trunk_tokens = list(trunk)
+    typed_tokens = list(typed)
     for token, override in zip(typed, parse(typed), strict=True):
         key = override.key_or_group
         if key in GROUPS:
             if _repeats_trunk_choice(values[key], key, override):
-                typed_words.remove(token)
+                typed_tokens.remove(token)
                 continue
-            trunk_words = [
-                word for word in trunk_words if not _below(word, (key, *_GOES_WITH.get(key, ())))
-            ]
+            replaced = (key, *_GOES_WITH.get(key, ()))
         else:
-            dropped = (key, OTHER_LENGTH.get(key, key))
-            trunk_words = [word for word in trunk_words if not _below(word, dropped)]
-            if key == "training.num_train_epochs":
-                trunk_words.append("training.max_steps=null")
-    chosen = [word for word in trunk_words if key_of(word) in GROUPS]
-    return [*chosen, *(word for word in trunk_words if word not in chosen), *typed_words]
+            replaced = (key, OTHER_LENGTH.get(key, key))
+        trunk_tokens = [word for word in trunk_tokens if not _is_below(word, replaced)]
+        if key == "training.num_train_epochs":
+            trunk_tokens.append("training.max_steps=null")
+    choices = [token for token in trunk_tokens if key_of(token) in GROUPS]
+    other_values = [token for token in trunk_tokens if token not in choices]
+    return [*choices, *other_values, *typed_tokens]
 
 
 def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: Override) -> bool:
     """Tell whether a typed choice, such as `optimizer=lamb`, is the choice of the trunk.
 
-    A trunk may use a plugin's choice (`KIND`) under its own name. If optrun has a choice of that
-    name, too, the typed word means optrun's.
+    The section of a trunk may have a name of its own for a registered choice (`KIND`). If a
+    registered choice has that name, too, the typed word means that choice.
 
     Args:
         section: The trunk's values of the group.
@@ -161,15 +170,17 @@ def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: O
     return section.get(KIND, name) == name or name not in GROUPS[group]
 
 
-def _below(token: str, keys: Sequence[str]) -> bool:
+def _is_below(token: str, keys: Sequence[str]) -> bool:
+    """Tell whether an override sets one of the keys, or a key below one of them."""
     key = key_of(token)
     return any(key == other_key or key.startswith(f"{other_key}.") for other_key in keys)
 
 
 def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
-    """Refuse a branch that changes the model, the data or the position in the data.
+    """Refuse a branch with another model, other data or another position in the data.
 
-    Paths may differ: files are compared by content later, when they are read.
+    Paths may differ: files are compared by content later, when they are read. On several ranks
+    another division of the batch is allowed.
 
     Args:
         trunk: Resolved values of the trunk.
@@ -177,7 +188,7 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
         where: The trunk, for the message.
 
     Raises:
-        ConfigError: Lists every such key with both values.
+        ConfigError: The message lists every changed key with both values.
     """
     fixed_keys: tuple[str, ...] = _PLACE
     if all(config["distributed"]["name"] == "none" for config in (trunk, values)):
@@ -190,8 +201,7 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
         if key in fixed_keys or key.startswith(("model.", "task.", "data.")):
             refused.append(f"{key}={in_yaml(now)} (the trunk: {in_yaml(before)})")
     if refused:
-        changed_keys = ", ".join(refused)
         raise ConfigError(
-            f"{changed_keys}: a branch has the model of its trunk and its place in the data, and"
-            f" takes both from {where}. Leave it out, or start a new run without branch_from."
+            f"{', '.join(refused)}: a branch takes its model and its position in the data from its"
+            f" trunk {where}. Leave these keys out, or start a new run without branch_from."
         )

@@ -1,4 +1,4 @@
-"""Start a fork from the weights, generators and place in the data of its trunk.
+"""Start a branch with the weights, random states and position in the data of its trunk.
 
 The optimizer state is taken over if it fits.
 """
@@ -18,7 +18,7 @@ from optrun.config.saved import plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.optimizer.inherited_state import inherit_state
 from optrun.runner.resume.config_diff import Changes
-from optrun.runner.resume.data_position import Plan, step_plan
+from optrun.runner.resume.data_position import Plan, plan_of_steps
 from optrun.runner.resume.restore import (
     restore_scaler,
     restore_schedule,
@@ -30,7 +30,7 @@ from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
 
 _OWN = ("branch_from", "branch_schedule", "run_name")
-"""Keys that belong to one run: no change against its trunk."""
+"""Keys that belong to one run, and do not count as changes of a branch."""
 _PLAN = (
     "data.",
     "training.per_device_train",
@@ -38,7 +38,7 @@ _PLAN = (
     "training.global_batch",
     "training.nproc_per_node",
 )
-"""Begin the keys that the steps of an epoch depend on."""
+"""Beginnings of the keys that decide the examples of each step."""
 
 
 @dataclass
@@ -74,8 +74,8 @@ class StartedFork:
     def notes(self) -> list[str]:
         """List the notes for the user before the first step."""
         return [
-            f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the"
-            " data",
+            f"branch: starts from {self.folder}, step {self.step:,}: its weights, random states and"
+            " position in the data",
             f"optimizer state: {self.optimizer_state}",
             f"schedule: {self.schedule}",
         ]
@@ -100,9 +100,7 @@ def begin_fork(
     changes: Changes,
     schedule: BranchSchedule,
 ) -> tuple[StartedFork, TrainState]:
-    """Take over the counters of the trunk, if data and position are the same.
-
-    The best metric of the trunk and its step are not taken over.
+    """Start a branch: take over the counters of the trunk, but none of its metrics.
 
     Args:
         trunk: The trunk's checkpoint.
@@ -116,7 +114,9 @@ def begin_fork(
         CheckpointError: A newer version saved the counters.
     """
     metadata = {
-        key: pair for key, pair in changes.items() if key not in _OWN and not _follows(key, changes)
+        key: pair
+        for key, pair in changes.items()
+        if key not in _OWN and not _follows_from_choice(key, changes)
     }
     _refuse_other_plan(saved.plan, now.plan, metadata, trunk)
     state = train_state(saved)
@@ -132,14 +132,14 @@ def begin_fork(
         saved.run_id,
         saved.global_step,
         schedule_from(saved, schedule),
-        _kind(saved),
+        _digest_of_trunk(saved),
         changes=metadata,
     )
     return fork, state
 
 
-def _kind(saved: CheckpointMetadata) -> str:
-    """Digest the configuration of a trunk without its seed, and its own trunk's digest and step.
+def _digest_of_trunk(saved: CheckpointMetadata) -> str:
+    """Digest the configuration of a trunk and of its own trunk, without the seed.
 
     Trunks that differ only in the seed have equal digests.
     """
@@ -149,20 +149,22 @@ def _kind(saved: CheckpointMetadata) -> str:
     return config_digest({**compared, "trunk": [before.get("trunk_config"), before.get("step")]})
 
 
-def _follows(key: str, changes: Changes) -> bool:
-    """Tell whether a key changed only because another choice of its group was made."""
+def _follows_from_choice(key: str, changes: Changes) -> bool:
+    """Tell whether a key changed together with the choice of its group, such as `optimizer`."""
     name = f"{key.partition('.')[0]}.name"
     return key != name and name in changes
 
 
 def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) -> None:
-    """Refuse another order or size of steps, which would move the branch in the data.
+    """Refuse other examples, another order or another size of steps than in the trunk.
+
+    The position of the trunk would mean other data.
 
     Raises:
-        ConfigError: The message names the changed keys and both values of what follows from them.
+        ConfigError: The message names the changed keys, and what changed in the plan.
     """
-    before = step_plan(before)
-    now = step_plan(now)
+    before = plan_of_steps(before)
+    now = plan_of_steps(now)
     changed_keys = [key for key in now if key != "fingerprint" and before[key] != now[key]]
     changed_values = ", ".join(
         f"{key}={value}"
@@ -173,13 +175,13 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
         raise ConfigError(
             f"{changed_values or 'the data'}: the training examples are not those of the trunk"
             f" {trunk.folder} (fingerprint {now['fingerprint']}, the trunk:"
-            f" {before['fingerprint']}), so that its place in them means nothing. Restore them, or"
-            " start a new run without branch_from."
+            f" {before['fingerprint']}), so its position in the data cannot be used. Restore the"
+            " examples, or start a new run without branch_from."
         )
     if changed_keys:
-        parts = ", ".join(f"{key}: {now[key]} (the trunk: {before[key]})" for key in changed_keys)
+        changed = ", ".join(f"{key}: {now[key]} (the trunk: {before[key]})" for key in changed_keys)
         raise ConfigError(
-            f"{changed_values or 'distributed'}: {parts}: a branch takes the steps of its trunk"
+            f"{changed_values or 'distributed'}: {changed}: a branch takes the steps of its trunk"
             f" {trunk.folder}. Choose training.per_device_train_batch_size and"
             " training.gradient_accumulation_steps so that they agree."
         )
@@ -188,15 +190,13 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
 def restore_fork(
     fork: StartedFork, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
 ) -> list[str]:
-    """Load the trunk's weights, and the optimizer state and schedule that continue.
-
-    `fork.optimizer_state` and `fork.schedule` say in words what continues.
+    """Load the trunk's weights, and its optimizer state and schedule if they continue.
 
     Args:
-        fork: Changed in place: what continued is recorded.
+        fork: `optimizer_state` and `schedule` are set in place: they say what was taken over.
         snapshot: Verified snapshot of the trunk.
         model: The model, built from the configuration of the fork.
-        train_step: Optimizer and schedule, built likewise.
+        train_step: Optimizer and schedule, built from the same configuration.
         total: Steps of the whole run.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Pick the checkpoint to resume from, and move skipped ones out of the way."""
+"""Pick the checkpoint to resume from, and rename damaged ones."""
 
 from __future__ import annotations
 
@@ -35,33 +35,34 @@ class ResumePoint:
     """The run and checkpoint of `resume=`."""
 
     checkpoint: Path | None
-    """A checkpoint asked for by name; None: the newest that is whole."""
+    """The checkpoint that the user named; None: the newest undamaged one."""
     started_from: Path | None = None
     """Folder that the run was started from, for relative paths of its configuration; None: the
     current one."""
     saved: bool = True
-    """Whether the run was one that saves before this start: one whose checkpoints were removed does
-    not begin again by checkpoint=none."""
+    """Whether the run saved checkpoints before this start. If they were removed, checkpoint=none
+    does not let it start over."""
     notes: list[str] = field(default_factory=list)
-    """What the user is to know of the configuration that was read."""
+    """Notes for the user on the configuration that was read."""
 
 
 @dataclass
 class OpenedCheckpoint:
-    """The checkpoint to go on from, and the skipped ones."""
+    """The checkpoint to continue from, and the skipped ones."""
 
     snapshot: Snapshot | None = None
     """None: the run begins at step 0."""
     folder: Path | None = None
-    """Where the snapshot was read."""
+    """Folder of the snapshot."""
     trunk: Trunk | None = None
-    """That place, if it is of another run, from which this one branches."""
+    """The same checkpoint, if it is of another run, from which this one branches."""
     started_from: Path | None = None
     """Folder that relative paths of the saved configuration start from; None: the current one."""
     notes: list[str] = field(default_factory=list)
-    """For the user."""
+    """Notes for the user."""
     skipped: dict[Path, str] = field(default_factory=dict)
-    """Checkpoints that were passed over: `damaged`, `superseded`, or `foreign`, of another run."""
+    """Skipped checkpoints -> reason: `damaged`, `superseded` by new steps, or `foreign` (of another
+    run)."""
 
     @property
     def saved(self) -> CheckpointMetadata | None:
@@ -71,10 +72,10 @@ class OpenedCheckpoint:
         return self.snapshot.metadata
 
     def set_aside_skipped(self) -> list[str]:
-        """Rename the skipped damaged checkpoints, once the run is certain to continue.
+        """Rename the skipped checkpoints, when the run is sure to continue.
 
-        The pointers `best` and `last` are deleted if they name one of them or no checkpoint; the
-        next save writes them anew.
+        The pointers `best` and `last` are deleted if they name one of them or nothing; the next
+        save writes them anew.
 
         Returns:
             Notes for the user.
@@ -83,7 +84,7 @@ class OpenedCheckpoint:
         for folder, why in self.skipped.items():
             for pointer in (folder.with_name(names.BEST), folder.with_name(names.LAST)):
                 if pointer.is_file() and pointed(pointer) in (folder, None):
-                    pointer.unlink()  # the next save says anew which ones they are
+                    pointer.unlink()
             notes.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
         return notes
 
@@ -94,14 +95,13 @@ def open_checkpoint_to_resume(
 ) -> Iterator[OpenedCheckpoint]:
     """Open the checkpoint to resume from, or the trunk of a new branch.
 
-    Yields one without a snapshot for any other new run.
-
-    Rank 0 picks and verifies it, and writes the configuration of a new run; the other ranks read
-    the same checkpoint.
+    For any other new run the yielded object has no snapshot. Rank 0 picks and verifies the
+    checkpoint, and writes the configuration of a new run; then the other ranks read the same
+    checkpoint. A trunk is protected from deletion during the block.
 
     Args:
         run_start: The start of the run; its lock is held.
-        resume: The typed `resume=`; None: the run begins.
+        resume: The run and checkpoint of `resume=`; None: a new run.
 
     Raises:
         CheckpointError: As `open_checkpoint`; or the trunk is gone, damaged or changed.
@@ -115,7 +115,7 @@ def open_checkpoint_to_resume(
             """Pick the checkpoint on rank 0, and write the configuration of a new run.
 
             Returns:
-                Folder, trunk and starting folder, for the other ranks.
+                `folder`, `trunk` and `started_from` of `opened`, for the other ranks.
             """
             nonlocal opened
             for name in clean_leftovers(run_start.run):
@@ -138,9 +138,9 @@ def open_checkpoint_to_resume(
                     trunk.require()
                     started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
                     opened = OpenedCheckpoint(
-                        _load(trunk.folder, config), trunk.folder, trunk, started_from
+                        _load_usable(trunk.folder, config), trunk.folder, trunk, started_from
                     )
-                # a run that is killed before its first step can be started over from this
+                # If the run is killed before its first step, it can be restarted from this file.
                 run_start.write_config()
             return opened.folder, opened.trunk, opened.started_from
 
@@ -174,7 +174,7 @@ def refuse_links(run: RunDir) -> None:
                 if by_tracker and path.resolve().is_relative_to(inside):
                     continue
                 raise StorageError(
-                    f"{path}: a link: a run writes nothing outside of its own directory. Remove it."
+                    f"{path}: a link; a run writes only inside its own directory. Remove the link."
                 )
             kind = None if path.is_dir() else kind_of(path)
             if kind is not None and not by_tracker:
@@ -201,21 +201,25 @@ def open_checkpoint(
 
     Args:
         run: The run directory; its lock is held.
-        resume: The typed `resume=`.
-        config: Says whether weights may be NaN or infinite, and whether tensors are read lazily.
-        first: Where a new run begins, in words for messages.
+        resume: The run and checkpoint of `resume=`.
+        config: Has `checkpoint.allow_nonfinite`, and decides whether tensors are read lazily.
+        first: Where the run starts without a checkpoint, for messages.
+
+    Returns:
+        The named checkpoint, else the newest undamaged one. Without a snapshot if the run ended
+        before its first save, or saves nothing: then it starts over.
 
     Raises:
-        CheckpointError: The named checkpoint is damaged or of another run, or no checkpoint is
-            complete; the message lists each with its fault.
-        ConfigError: The run is finished and saved no checkpoint to extend it from.
+        CheckpointError: The named checkpoint is damaged or of another run; or all checkpoints are,
+            and the message lists each with its fault; or they were deleted.
+        ConfigError: The run is finished and saved no checkpoint to continue from.
     """
     folders = checkpoint_folders(run)
     run_id = run_id_of(run)
     if resume.checkpoint is not None:
         refuse_foreign(resume.checkpoint, run_id)
-        snapshot = _load(resume.checkpoint, config)
-        # What comes after it belongs to a future that is now written anew.
+        snapshot = _load_usable(resume.checkpoint, config)
+        # Later checkpoints are superseded by the steps that follow now.
         skipped = {
             folder: "superseded" for folder in folders if step_of(folder) > snapshot.global_step
         }
@@ -223,22 +227,23 @@ def open_checkpoint(
         return OpenedCheckpoint(
             snapshot, resume.checkpoint, None, resume.started_from, notes, skipped
         )
-    wrong = []
+    faults = []
     skipped = {}
     for folder in folders:
         try:
             refuse_foreign(folder, run_id)
-            snapshot = _load(folder, config)
+            snapshot = _load_usable(folder, config)
         except CheckpointError as error:
-            wrong.append(str(error))
+            faults.append(str(error))
             skipped[folder] = "foreign" if isinstance(error, ForeignCheckpointError) else "damaged"
             continue
-        notes = [*(f"{reason} Passed over." for reason in wrong), f"resuming from {folder}"]
+        notes = [f"{fault} Passed over." for fault in faults]
+        notes.append(f"resuming from {folder}")
         return OpenedCheckpoint(snapshot, folder, None, resume.started_from, notes, skipped)
-    if wrong:
-        reasons = "".join(f"\n  {reason}" for reason in wrong)
+    if faults:
+        reasons = "".join(f"\n  {fault}" for fault in faults)
         raise CheckpointError(
-            f"{run.path}: no checkpoint of this run is whole, and nothing is started over"
+            f"{run.path}: no checkpoint of this run is usable, and optrun does not start over"
             f" unasked:{reasons}\nRestore one from a backup, or start a new run in another"
             " directory."
         )
@@ -252,34 +257,36 @@ def open_checkpoint(
 def _is_lazy(config: RunConfig) -> bool:
     """Tell whether tensors stay in their files until they are used.
 
-    So it is for a sharded model, of which no rank needs all tensors.
+    They do for a sharded model, since no rank needs all tensors.
     """
     return isinstance(config.distributed, FsdpConfig)
 
 
-def _load(folder: Path, config: RunConfig) -> Snapshot:
-    """Read a checkpoint.
+def _load_usable(folder: Path, config: RunConfig) -> Snapshot:
+    """Read a checkpoint, and refuse one with NaN or infinite weights.
 
     Raises:
         CheckpointError: It is damaged, or a trained weight is NaN or infinite and
             `checkpoint.allow_nonfinite` is false.
     """
     snapshot = read_checkpoint(folder, lazy=_is_lazy(config))
-    if not config.checkpoint.allow_nonfinite:
-        trainable = snapshot.metadata.trainable or ()
-        bad = first_not_finite(
-            {name: snapshot.model[name] for name in trainable if name in snapshot.model}
+    if config.checkpoint.allow_nonfinite:
+        return snapshot
+    trained = {}
+    for name in snapshot.metadata.trainable or ():
+        if name in snapshot.model:
+            trained[name] = snapshot.model[name]
+    bad = first_not_finite(trained)
+    if bad is not None:
+        raise CheckpointError(
+            f"{folder}: weight {bad} holds NaN or infinity, so it is not used."
+            " checkpoint.allow_nonfinite=true uses it."
         )
-        if bad is not None:
-            raise CheckpointError(
-                f"{folder}: weight {bad} holds NaN or infinity, so it is not used."
-                " checkpoint.allow_nonfinite=true uses it."
-            )
     return snapshot
 
 
 def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
-    """Refuse to begin again if checkpoints of earlier starts were deleted.
+    """Refuse to start over if checkpoints of earlier starts were deleted.
 
     Args:
         run: A run without checkpoints.
@@ -297,16 +304,17 @@ def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
             )
     elif saves and run.metrics.is_file() and read_metrics(run.metrics).records:
         raise CheckpointError(
-            f"{run.checkpoints}: missing, although the run had begun: it was removed. Start a new"
-            " run in another directory."
+            f"{run.checkpoints}: this folder was removed after training had begun, so there is"
+            " nothing to continue from. Start a new run in another directory."
         )
 
 
 def _refuse_finished(run: RunDir) -> None:
-    """Refuse to begin a finished run again, which would lose its result.
+    """Refuse to start a finished run over: its result would be lost.
 
     Raises:
-        ConfigError: The run is finished. Other errors would overwrite its summary.
+        ConfigError: The run is finished. No other error class: the summary would record it, and
+            lose the status `finished`.
     """
     if try_read_summary(run.summary).get("status") == "finished":
         raise ConfigError(

@@ -47,7 +47,7 @@ _PLAN = {
     "training.group_by_length",
 }
 
-MEANINGS = {
+EFFECTS = {
     "harmless": "changes no number",
     "rounding": "changes numbers by rounding only",
     "evaluation": "changes when it is evaluated, and so a plateau schedule and early stopping",
@@ -59,14 +59,15 @@ MEANINGS = {
 }
 
 
-def meaning(key: str) -> str:
-    """Classify a changed key by what it changes: the name of an entry of `MEANINGS`.
+def effect_of_change(key: str) -> str:
+    """Classify a changed key by its effect, a key of `EFFECTS`.
 
-    Any key that is not listed counts as 'mathematics', except those of `data` and `task`.
+    Keys of `data` and `task` change the data; any other key that is not listed above counts as
+    'mathematics'.
 
     Example:
-        >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")
-        ('harmless', 'mathematics', 'data')
+        >>> effect_of_change("training.logging_steps"), effect_of_change("lr")
+        ('harmless', 'mathematics')
     """
     for kind, keys in _BY_NAME.items():
         if key in keys:
@@ -92,11 +93,11 @@ _BY_NAME = {
 
 
 def is_harmless(key: str) -> bool:
-    """Tell whether a key changes neither the weights nor the length of training.
+    """Tell whether a key changes neither the computation nor the length of training.
 
-    Rounding and metrics may change.
+    Rounding, and when metrics are evaluated, may change.
     """
-    return meaning(key) in ("harmless", "rounding", "evaluation", "nonfinite")
+    return effect_of_change(key) in ("harmless", "rounding", "evaluation", "nonfinite")
 
 
 def may_change_data(changes: Changes) -> bool:
@@ -114,10 +115,9 @@ def moves_layers(changes: Changes) -> bool:
 def changes_since(
     saved: CheckpointMetadata, values: Mapping[str, object], started_from: Path | None
 ) -> dict[str, tuple[object, object]]:
-    """Map each changed key to its value in the checkpoint and the one in force.
+    """Map each changed key to its value in the checkpoint and its value now.
 
-    A relative path that is absolute now is no change: it would count as the change that permits
-    other rows.
+    A relative path that is absolute now, and names the same files, is no change.
 
     Args:
         saved: Metadata of the checkpoint.
@@ -133,26 +133,25 @@ def changes_since(
     }
 
 
-def refuse_idle(changes: Changes, done: int) -> None:
-    """Refuse a change if every step is done.
+def refuse_change_without_effect(changes: Changes, done: int) -> None:
+    """Refuse a change of training if every step is done.
 
-    The change had no effect on the results, so it must not be recorded with them.
+    The change would have no effect on the results, so it must not be recorded with them.
 
     Args:
         changes: Configuration keys that changed since the last checkpoint.
         done: Number of steps done; all of them, or more.
 
     Raises:
-        ConfigError: A changed key would describe another computation.
+        ConfigError: A changed key is not harmless, see `is_harmless`.
     """
-    idle = [
-        f"{key}={in_yaml(now)} (was {in_yaml(before)})"
-        for key, (before, now) in changes.items()
-        if not is_harmless(key)
-    ]
-    if idle:
+    without_effect = []
+    for key, (before, now) in changes.items():
+        if not is_harmless(key):
+            without_effect.append(f"{key}={in_yaml(now)} (was {in_yaml(before)})")
+    if without_effect:
         raise ConfigError(
-            f"{', '.join(idle)}: all {done} steps are done, so it would have no effect."
+            f"{', '.join(without_effect)}: all {done} steps are done, so it would have no effect."
             f" To continue, add training.max_steps=N above {done}."
         )
 
@@ -164,14 +163,12 @@ def table(
     derived: Mapping[str, str] = MappingProxyType({}),
     examples: tuple[int, int] | None = None,
 ) -> str:
-    """Tabulate every changed key with both values and the consequence.
-
-    Empty for no change.
+    """Tabulate every changed key with both values and its effect; empty without changes.
 
     Args:
         changes: Configuration keys that changed since the checkpoint.
         title: Heading of the table.
-        derived: Key -> meaning, for keys that were derived, not typed.
+        derived: Key -> effect, for keys that were derived, not typed.
         examples: Examples of a step, then and now. If they differ, a changed accumulation also
             changes the mathematics.
 
@@ -183,18 +180,18 @@ def table(
     if not changes:
         return ""
 
-    def means(key: str) -> str:
+    def effect(key: str) -> str:
         if examples is not None and examples[0] != examples[1] and key.startswith(_OF_RANKS):
-            return f"{MEANINGS['data']}: {examples[0]} a step then, {examples[1]} now"
-        return derived.get(key) or MEANINGS[meaning(key)]
+            return f"{EFFECTS['data']}: {examples[0]} a step then, {examples[1]} now"
+        return derived.get(key) or EFFECTS[effect_of_change(key)]
 
     rows = [
-        (key, str(in_yaml(before)), str(in_yaml(now)), means(key))
+        (key, str(in_yaml(before)), str(in_yaml(now)), effect(key))
         for key, (before, now) in changes.items()
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
-        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {consequence}"
-        for key, before, now, consequence in rows
+        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {effect_of_key}"
+        for key, before, now, effect_of_key in rows
     ]
     return "\n".join([title, *lines])

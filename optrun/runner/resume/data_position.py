@@ -1,16 +1,17 @@
-"""Where in the data a run goes on, also when the plan of the data was changed in between."""
+"""Find the position in the data at which a run continues, also if the plan of the data changed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import list_names
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.data import HubConfig
 from optrun.config.schema.run import RunConfig
@@ -20,9 +21,9 @@ from optrun.runner.resume.config_diff import Changes, may_change_data
 from optrun.training.state import TrainState
 
 Plan = Mapping[str, Any]
-"""Which examples each step sees, as `plan_values` says it and a checkpoint keeps it."""
+"""The plan of the data in a checkpoint: which examples each step sees, from `plan_values`."""
 _OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
-"""File of a stream that is read from the hub."""
+"""Matches a file of a hub stream; the group is the commit."""
 
 
 def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> PlainDict:
@@ -52,16 +53,14 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> P
 
 
 def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
-    """Return the commit of a hub stream.
+    """Return the commit of a hub stream; None if the data is no hub stream.
 
-    It is the checkpoint's as long as the configuration names the same data.
+    It is the checkpoint's commit if the configuration still names the same data, else the hub's
+    newest one.
 
     Args:
-        config: The configuration in force.
-        saved: Metadata of the checkpoint; None: the run begins.
-
-    Returns:
-        None if the data is not a hub stream.
+        config: The configuration now.
+        saved: Metadata of the checkpoint; None: a new run.
 
     Raises:
         ConfigError: The hub does not name the commit.
@@ -71,18 +70,16 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
         return None
     if saved is not None:
         before = saved.config.get("data", {})
-        parts = saved.plan.get("parts") or {}
-        matches = [_OF_HUB.match(part) for part in parts]
+        is_same = before.get("path") == data.path and before.get("revision") == data.revision
+        matches = [_OF_HUB.match(part) for part in saved.plan.get("parts") or {}]
         commits = {match[1] for match in matches if match is not None}
-        if len(commits) == 1 and all(
-            before.get(key) == getattr(data, key) for key in ("path", "revision")
-        ):
+        if is_same and len(commits) == 1:
             return str(commits.pop())
     return commit_of(data)
 
 
-def pinned(config: RunConfig, revision: str | None) -> RunConfig:
-    """Return the configuration with the data pinned to a commit; unchanged for None."""
+def with_revision(config: RunConfig, revision: str | None) -> RunConfig:
+    """Return the configuration with a commit as `data.revision`; unchanged for None."""
     if revision is None:
         return config
     assert isinstance(config.data, HubConfig)
@@ -90,15 +87,14 @@ def pinned(config: RunConfig, revision: str | None) -> RunConfig:
 
 
 def vocabulary_digest(tokenizer: object) -> str:
-    """Digest tokens with their ids.
+    """Digest the tokens of a tokenizer with their ids; 16 hexadecimal digits.
 
     Empty for an object without a vocabulary, such as an image processor.
     """
     if not hasattr(tokenizer, "get_vocab"):
         return ""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[
-        :16
-    ]
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
 
 def class_names(model_config: PlainMapping) -> list[str]:
@@ -108,7 +104,7 @@ def class_names(model_config: PlainMapping) -> list[str]:
 
 
 def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes) -> None:
-    """Refuse other training data if no key of the configuration explains it.
+    """Refuse other examples without a changed key, and other token ids or classes in any case.
 
     Args:
         saved: Metadata of the checkpoint.
@@ -116,34 +112,41 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         changes: Configuration keys that changed since the checkpoint.
 
     Raises:
-        ConfigError: The examples, the token ids or the classes are not those of the run.
+        ConfigError: The message names the changed keys, or says that files changed.
     """
     differences = ", ".join(
         key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed"
     )
-    parts = _changed_parts(saved.plan, now.plan)
+    # 1. Files of a stream, or sources of a mixture.
+    parts = _name_changed_parts(saved.plan, now.plan)
     if parts and "seed" not in changes and not may_change_data(changes):
         raise ConfigError(
             f"the data is not what the run was started with: {parts} changed. Restore it, start a"
             " new run, or name other rows with another data.train."
         )
+    # 2. Token ids.
     if saved.tokenizer not in (None, now.tokenizer):
         if differences:
             why = f"{differences}: with this change"
+            remedy = "Start a new run."
         else:
             why = "RUN_DIR/tokenizer is missing or damaged, and from this data"
+            remedy = "Restore it, or start a new run."
         raise ConfigError(
-            f"{why} the tokenizer is another one: the trained weights would read other words. "
-            f"{'Start' if differences else 'Restore it, or start'} a new run."
+            f"{why} the tokenizer is another one: the trained weights would read other words."
+            f" {remedy}"
         )
+    # 3. Classes.
     classes_before = class_names(saved.model_config)
     classes_now = class_names(now.model_config)
     if classes_before and classes_before != classes_now:
         raise ConfigError(
-            f"{differences or 'the data'}: with this change the classes are {_some(classes_now)},"
-            f" and the trained weights tell {_some(classes_before)} apart, in this order:"
-            " they would mean other labels. Start a new run."
+            f"{differences or 'the data'}: with this change the classes are"
+            f" {list_names(classes_now, 12)}, but the trained weights predict"
+            f" {list_names(classes_before, 12)}, in this order: they would mean other labels. Start"
+            " a new run."
         )
+    # 4. Rows.
     before = saved.plan["fingerprint"]
     fingerprint = now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
@@ -157,28 +160,31 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         )
 
 
-def _changed_parts(before: Plan, now: Plan) -> str:
-    """Name the files of a stream, or sources of a mixture, that changed, are new or are gone.
+def _name_changed_parts(before: Plan, now: Plan) -> str:
+    """Name the changed, new and missing files of a stream, or sources of a mixture.
 
-    Empty if there are none, or if a plan has no parts. Files that moved to another folder are
-    matched by name.
+    Empty if there are none, or if a plan has no parts. If no path is the same, all files moved to
+    another folder, and are compared by their names.
     """
     parts_before = before.get("parts")
     parts_now = now.get("parts")
     if parts_before is None or parts_now is None:
         return ""
     if not set(parts_before) & set(parts_now):
-        parts_before, parts_now = (
-            {path.rsplit("/", 1)[-1]: content for path, content in parts.items()}
-            for parts in (parts_before, parts_now)
-        )
+        parts_before = _by_file_name(parts_before)
+        parts_now = _by_file_name(parts_now)
     names = {**parts_before, **parts_now}
     changed = [name for name in names if parts_before.get(name) != parts_now.get(name)]
-    return _some(changed)
+    return list_names(changed, 12)
+
+
+def _by_file_name(parts: PlainMapping) -> PlainDict:
+    """Replace the path of each file by its last part."""
+    return {path.rsplit("/", 1)[-1]: content for path, content in parts.items()}
 
 
 def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None:
-    """Refuse weights trained with the ids of another tokenizer.
+    """Refuse a tokenizer with other token ids than in training.
 
     Args:
         saved: Metadata of the checkpoint.
@@ -190,8 +196,8 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
     if saved.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise ConfigError(
             "with this data and model the tokenizer is another one than the checkpoint was trained"
-            " with, and its weights would read other words. Leave data.train, model.path and"
-            " model.tokenizer as they were, or name the run's own:"
+            " with, so its weights would read other words. Leave data.train, model.path and"
+            " model.tokenizer as they were, or name the tokenizer of the run:"
             " model.tokenizer=RUN_DIR/tokenizer."
         )
 
@@ -206,25 +212,20 @@ def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource
     if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
         return None
     return (
-        "warning: the evaluation examples are not those that were held out when the checkpoint was"
-        " trained: the data, its preparation or the seed is another one, so that it may have been"
-        " trained on some of them. Name rows it has not seen with data.eval."
+        "warning: the evaluation examples are not those that were held out in training, since the"
+        " data, its preparation or the seed changed: the checkpoint may have been trained on some"
+        " of them. Name rows it has not seen with data.eval."
     )
 
 
-def _some(classes: Sequence[str]) -> str:
-    return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
+def plan_of_steps(plan: Plan) -> PlainDict:
+    """Return the values of a plan for comparing the examples of each step.
 
-
-def step_plan(plan: Plan) -> PlainDict:
-    """Return the part of a plan that decides the examples of each step.
-
-    The division of a step into micro-batches is left out, since it decides nothing.
+    Batch size and accumulation are replaced by their product, `examples a step`.
     """
-    compared = {
-        key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")
-    }
-    return {**compared, "examples a step": plan["batch_size"] * plan["accumulation"]}
+    values = dict(plan)
+    values["examples a step"] = values.pop("batch_size") * values.pop("accumulation")
+    return values
 
 
 def describe_other_evaluation(before: str, now: str, step: int) -> str | None:
@@ -246,39 +247,35 @@ def describe_other_evaluation(before: str, now: str, step: int) -> str | None:
     )
 
 
-def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
-    """Set `state.data_shift` so that a changed plan continues at the old position.
+def shift_data_position(
+    before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str
+) -> str | None:
+    """Set `state.data_shift` for a changed plan to continue at the old position.
 
-    With another batch size the order of the epoch stays, and the next step begins after the last
-    seen example, so that none comes twice. With other examples, another order, or examples grouped
-    by length, the rest of the epoch is skipped.
+    If only the batch size changed, training continues in the same order after the last seen
+    example. Steps have the new size, so up to one step of examples is left out of this epoch; none
+    comes twice. With other examples, another order, or examples grouped by length, the rest of the
+    epoch is skipped.
 
     Args:
         before: `plan_values` of the checkpoint.
         state: Counters of the checkpoint; changed in place.
-        plan: The plan that is in force now.
+        plan: The plan now.
         fingerprint: Digest of the examples now.
 
     Returns:
         A note about the position; None if the plan is the same.
     """
-    before = {key: value for key, value in before.items() if key != "parts"}  # in the fingerprint
-    if step_plan(before) == step_plan(plan_values(plan, fingerprint)):
+    # The parts of a stream are in the fingerprint.
+    before = {key: value for key, value in before.items() if key != "parts"}
+    if plan_of_steps(before) == plan_of_steps(plan_values(plan, fingerprint)):
         return None
     old = EpochPlan(
         before["examples"], before["batch_size"], before["accumulation"], before["seed"]
     )
     epoch, step_in_epoch = old.locate(state.position)
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
-    same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
-    # Grouped by length, the order depends on the size of a step as well.
-    grouped = before["grouped"] or plan.lengths is not None
-    same_order = (
-        before["ordering"] == plan.ordering
-        and old.seed == plan.seed
-        and old.examples == plan.examples
-    )
-    if same_examples and not grouped and same_order:
+    if _has_same_order(before, plan, fingerprint):
         size = plan.accumulation * plan.batch_size
         new_step = min(-(-seen // size), plan.steps_per_epoch)
         left_out = min(new_step * size, plan.examples) - seen
@@ -304,3 +301,13 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
         )
     state.data_shift = position - state.global_step - state.passed_steps
     return note
+
+
+def _has_same_order(before: Plan, plan: EpochPlan, fingerprint: str) -> bool:
+    """Tell whether an epoch has the same examples in the same order, whatever the batch size."""
+    if before["grouped"] or plan.lengths is not None:
+        return False  # grouped by length, the order depends on the size of a step
+    if before["fingerprint"].split("-")[0] != fingerprint.split("-")[0]:
+        return False
+    order_before = (before["ordering"], before["seed"], before["examples"])
+    return order_before == (plan.ordering, plan.seed, plan.examples)

@@ -1,4 +1,4 @@
-"""Loads a snapshot into model, optimizer and schedule, and checks it there."""
+"""Load a snapshot into model, optimizer and schedule, and check that it fits."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from optrun.training.step import TrainStep
 
 Schedule = dict[str, Any]
 """`state_dict` of a schedule."""
-_BLAMED = 3
-"""Keys that a message names."""
-_COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
+_MOST_KEYS = 3
+"""Most keys that a message names."""
+_COMPUTING_LIBRARIES = ("python", "torch", "transformers", "tokenizers", "numpy")
 
 
 def train_state(metadata: CheckpointMetadata) -> TrainState:
@@ -50,7 +50,10 @@ def train_state(metadata: CheckpointMetadata) -> TrainState:
 
 
 def stop_request(metadata: CheckpointMetadata, changes: Changes) -> StopRequest | None:
-    """Read the request to end training early, unless something it depends on changed."""
+    """Return the request to end training early; None if a change makes it obsolete, or without one.
+
+    A change of training or of its length makes it obsolete.
+    """
     if metadata.stop is None or not all(map(is_harmless, changes)):
         return None
     return StopRequest(**metadata.stop)
@@ -68,9 +71,9 @@ def restore_state(
     Args:
         snapshot: A verified snapshot.
         model: The model, built from the configuration in force.
-        train_step: Optimizer and schedule, built likewise.
-        changes: Between the checkpoint's configuration and the one in force.
-        on_other_optimizer: Whether to drop or refuse optimizer state that does not fit.
+        train_step: Optimizer and schedule, built from the same configuration.
+        changes: Differences between the checkpoint's configuration and the present one.
+        on_other_optimizer: Whether to reset or refuse optimizer state that does not fit.
 
     Returns:
         Notes for the user.
@@ -84,20 +87,17 @@ def restore_state(
     try:
         load_named_state(train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        first = min(snapshot.optimizer, default="none")
         if on_other_optimizer is not OnOtherOptimizer.reset:
-            hint = (
-                "checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's"
-                " state anew."
-            )
+            first = min(snapshot.optimizer, default="none")
             text = (
                 f"the saved optimizer state does not fit: {error} First saved tensor: {first}."
-                f" {hint}"
+                " checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's"
+                " state anew."
             )
-            name = "optimizer.name"
-            sections = ("optimizer.", "param", "model.", "adapter.")
-            # The other keys of another optimizer are its defaults.
-            raise _unfit(text, changes, (name,) if name in changes else sections) from error
+            causes: tuple[str, ...] = ("optimizer.", "param", "model.", "adapter.")
+            if "optimizer.name" in changes:
+                causes = ("optimizer.name",)  # its options changed with it
+            raise _unfit_error(text, changes, causes) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
     notes += restore_schedule(snapshot.metadata.scheduler, train_step)
     restore_scaler(snapshot, train_step)
@@ -125,62 +125,62 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
     try:
         load_model_tensors(model, snapshot.model)
     except CheckpointError as error:
-        raise _unfit(str(error), changes, ("model.", "adapter.", "task.", "data.")) from error
+        raise _unfit_error(str(error), changes, ("model.", "adapter.", "task.", "data.")) from error
     return snapshot
 
 
 def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
-    """Load the loss scale, if the precision has one."""
+    """Load the loss scale of fp16; other precisions have none."""
     if train_step.scaler.is_enabled() and snapshot.metadata.scaler:
         train_step.scaler.load_state_dict(snapshot.metadata.scaler)
 
 
 def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
-    """Refuse a model of another class, or weights of another dtype.
+    """Refuse a model of another class, or with weights of another dtype, than the checkpoint's.
 
     Tensors that only one side has are left to `load_model_tensors`.
 
     Raises:
-        ConfigError: Changed keys below `model` or `task` explain it; the message names them.
-        CheckpointError: No key explains it.
+        ConfigError: A changed key of `model` or `task` can be the cause; the message names it.
+        CheckpointError: No changed key can be the cause.
     """
     before = snapshot.metadata.model_class
     now = model_class(model).__name__
     if before != now:
         text = f"the checkpoint holds a {before}, the configuration builds a {now}."
-        raise _unfit(text, changes, ("model.", "task."))
+        raise _unfit_error(text, changes, ("model.", "task."))
     for name, tensor in model_tensors(model).items():
         saved = snapshot.model.get(name)
         if saved is not None and saved.dtype != tensor.dtype:
-            raise _unfit(
+            raise _unfit_error(
                 f"{name}: {saved.dtype} in the checkpoint, {tensor.dtype} in the model.",
                 changes,
                 ("model.",),
             )
 
 
-def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
-    """Build the refusal of a checkpoint that does not fit.
+def _unfit_error(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
+    """Build the error for a checkpoint with weights or states of another shape.
 
     Args:
         text: What does not fit.
         changes: Keys that changed since the checkpoint was saved, with old and new value.
-        prefixes: Beginnings of the keys that can cause it. If such a key changed, it is blamed in a
-            ConfigError, else it is a CheckpointError.
+        prefixes: Beginnings of the keys that can cause it. A ConfigError names those that changed;
+            if none did, the result is a CheckpointError.
     """
-    blamed = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
-    if not blamed:
+    causes = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
+    if not causes:
         return CheckpointError(text)
-    return ConfigError(f"{list_names(blamed, _BLAMED)}: {text}")
+    return ConfigError(f"{list_names(causes, _MOST_KEYS)}: {text}")
 
 
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
-    """Load the state of the schedule; a history of another metric is dropped.
+    """Load the state of the schedule; a schedule of another kind only takes over the step.
 
-    A schedule of another kind only takes over the step.
+    The history of a plateau schedule is dropped if it is of another metric.
 
     Returns:
-        Notes for the user.
+        Notes for the user: what was dropped, and whether the next learning rate changes.
 
     Raises:
         CheckpointError: The state of the schedule cannot be read.
@@ -191,9 +191,14 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     try:
         if saved["name"] != state["name"]:
             scheduler.load_state_dict({**state, "global_step": saved["global_step"]})
+        elif _has_other_metric(saved, state):
+            notes.append(
+                f"the schedule {state['name']} watches {state['metric']} from here on: what it saw"
+                f" of {saved['metric']} is forgotten, the reductions it made stay"
+            )
+            plateau = {**saved["plateau"], "best": None, "num_bad": 0}
+            scheduler.load_state_dict({**saved, "plateau": plateau})
         else:
-            forgotten, saved = _drop_other_metric(saved, state)
-            notes += forgotten
             scheduler.load_state_dict(saved)
         before = saved["last_lr"]
         now = scheduler.get_last_lr()
@@ -209,34 +214,20 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     return notes
 
 
-def _drop_other_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Schedule]:
-    """Drop a schedule's history of another metric or direction.
-
-    Args:
-        saved: Metadata of the checkpoint.
-        state: State of the newly built schedule.
-
-    Returns:
-        Notes for the user if something was dropped, and the state to load.
-    """
-    seen = saved["plateau"]
-    if seen is None or (saved["metric"], seen.get("mode")) == (
-        state["metric"],
-        state["plateau"]["mode"],
-    ):
-        return [], saved
-    note = (
-        f"the schedule {state['name']} watches {state['metric']} from here on: what it saw of"
-        f" {saved['metric']} is forgotten, the reductions it made stay"
-    )
-    return [note], {**saved, "plateau": {**seen, "best": None, "num_bad": 0}}
+def _has_other_metric(saved: Schedule, state: Schedule) -> bool:
+    """Tell whether a plateau schedule watched another metric or direction in the checkpoint."""
+    plateau = saved["plateau"]
+    if plateau is None:
+        return False
+    before = (saved["metric"], plateau.get("mode"))
+    return before != (state["metric"], state["plateau"]["mode"])
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:
-    """Collect the versions, hardware and kernel that bit-exact resume depends on."""
+    """Collect the versions, hardware and kernel; a bit-exact resume needs the same ones."""
     versions = provenance.versions()
     return {
-        **{name: versions[name] for name in _COMPUTING},
+        **{name: versions[name] for name in _COMPUTING_LIBRARIES},
         "device": device_name(device),
         "processor": provenance.hardware("", 0)["processor"],
         "torch threads": torch.get_num_threads(),
@@ -249,9 +240,9 @@ def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, objec
     """Return a warning if versions or hardware changed since the checkpoint; else None.
 
     Args:
-        metadata: Metadata of the checkpoint; without an environment only the number of ranks, taken
-            as 1, is compared.
-        now: What `environment` returns for this start.
+        metadata: Metadata of the checkpoint. What its environment lacks is not compared; a missing
+            number of ranks counts as 1.
+        now: The present `environment`.
     """
     saved = {"ranks": 1, **(metadata.environment or {})}
     differing = [
@@ -262,22 +253,22 @@ def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, objec
     if not differing:
         return None
     return (
-        f"warning: {'; '.join(differing)}: continuing works, bit-equality with an uninterrupted run"
-        " is not promised."
+        f"warning: {'; '.join(differing)}: the run continues, but its numbers may differ in the"
+        " last bits from those of an uninterrupted run."
     )
 
 
-def go_back(
+def restore_scheduled_checkpoint(
     run: RunDir, step: int, every: int | None, setup: TrainingSetup, world: World = ALONE
 ) -> tuple[TrainState, CheckpointMetadata]:
-    """Restore the last scheduled checkpoint at or before a step, in the middle of a run.
+    """Restore the newest usable scheduled checkpoint at or before a step, during a run.
 
     Args:
         run: The run directory; its lock is held. Later checkpoints are renamed.
         step: A step at which a checkpoint was scheduled.
-        every: `checkpoint.save_steps`.
-        setup: The training setup in use; restored in place.
-        world: The ranks; all of them go back.
+        every: `checkpoint.save_steps`; None: only step 0 was scheduled.
+        setup: The training setup in use; model, optimizer and random states are restored in place.
+        world: The ranks; all of them call this.
 
     Returns:
         The counters and the metadata of the checkpoint.
@@ -286,30 +277,37 @@ def go_back(
         NonFiniteError: No such checkpoint exists.
         CheckpointError: The checkpoint does not fit.
     """
-    wrong = []
-    run_id = run_id_of(run)
-    while step >= 0:
-        folder = run.checkpoint(step)
-        if folder.is_dir():
-            try:
-                refuse_foreign(folder, run_id)
-                snapshot = read_checkpoint(folder, lazy=is_sharded(setup.model))
-                break
-            except CheckpointError as error:
-                wrong.append(str(error))
-        step -= every or step + 1
-    else:
-        raise NonFiniteError(
-            "training.on_nonfinite=rollback: there is no checkpoint to go back to."
-            f" {' '.join(wrong)}".strip()
-        )
+    snapshot = _read_scheduled(run, step, every, lazy=is_sharded(setup.model))
     setup.train_step.optimizer.zero_grad(set_to_none=True)
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
     RandomStates.unpack(snapshot.metadata.random, setup.train_step.device).restore()
-    world.barrier()  # every rank has read it
+    world.barrier()  # no rank reads any more
     for later in checkpoint_folders(run) if world.is_main else ():
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
     state = train_state(snapshot.metadata)
     set_ranking_metric(state, setup.ranking)
     return state, snapshot.metadata
+
+
+def _read_scheduled(run: RunDir, step: int, every: int | None, *, lazy: bool) -> Snapshot:
+    """Read the newest usable checkpoint at `step` or a whole number of `every` steps before it.
+
+    Raises:
+        NonFiniteError: There is none; the message has the fault of each that is damaged.
+    """
+    faults = []
+    run_id = run_id_of(run)
+    while step >= 0:
+        folder = run.checkpoint(step)
+        if folder.is_dir():
+            try:
+                refuse_foreign(folder, run_id)
+                return read_checkpoint(folder, lazy=lazy)
+            except CheckpointError as error:
+                faults.append(str(error))
+        if not every:
+            break
+        step -= every
+    message = "training.on_nonfinite=rollback: there is no checkpoint to go back to."
+    raise NonFiniteError(" ".join([message, *faults]))

@@ -1,7 +1,4 @@
-"""The configuration of a resumed run.
-
-`config.yaml` where the run wrote it, else that of a checkpoint.
-"""
+"""Read the configuration of a run to resume: `config.yaml`, or that of a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,75 +35,79 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def configuration_of(
+def read_configuration(
     run: RunDir, decided_keys: Sequence[str] = ()
 ) -> tuple[dict[str, object], str | None]:
     """Read the configuration of a run, including the changes of its later starts.
 
-    Normally from `config.yaml`, if the summary confirms that a start of the run wrote it; else from
-    the newest checkpoint.
+    It is `config.yaml` if that is as the run wrote it, by the digest in the summary. If the file
+    was lost, damaged or edited, it is that of the newest checkpoint.
 
     Args:
         run: The run directory.
-        decided_keys: Typed keys, whose values in the file do not matter.
+        decided_keys: Typed keys; an edit of their values in the file is ignored.
 
     Returns:
-        Resolved values, and a note if they are those of a checkpoint.
+        Resolved values, and a note for the user if a damaged file is replaced.
 
     Raises:
-        ConfigError: The file was edited, holds an interpolation or names code, or is missing and
-            there is no checkpoint.
+        ConfigError: The file was edited, holds an interpolation or names code; or it cannot be
+            used, and there is no checkpoint.
         OtherFormatError: A newer optrun wrote the newest checkpoint.
     """
     newest = _read_newest_checkpoint(run)
+    # 1. A file that cannot be read.
     try:
         values = read_config(run.config)
     except ConfigError as error:
         if newest is None:
             raise ConfigError(
-                f"{error} There is no checkpoint that it could be taken from: restore it, or start"
-                " a new run."
+                f"{error} There is no checkpoint to take the configuration from. Restore the file,"
+                " or start a new run."
             ) from error
-        return newest[1], _taken(str(error), newest[0])
+        return newest[1], _note_replaced(str(error), newest[0])
     refuse_interpolations(values, str(run.config))
     refuse_code_and_secrets(OmegaConf.create(values))
-    was_written = _was_written(run)
-    if was_written or (was_written is None and newest is None):
+    # 2. A file as the run wrote it, or one that nothing can be compared with.
+    is_as_written = _is_as_written(run)
+    if is_as_written or (is_as_written is None and newest is None):
         return values, None
     if newest is None:
         raise ConfigError(
-            f"{run.config}: changed since the run wrote it, and there is no checkpoint that says"
-            " what it was. Restore it, or start a new run."
+            f"{run.config}: changed since the run wrote it, and there is no checkpoint with the"
+            " original configuration. Restore the file, or start a new run."
         )
+    # 3. A file that differs from the checkpoint.
     folder, saved_values = newest
     changes = differences(saved_values, values)
     if not changes:
         return values, None
     if as_text(saved_values).startswith(read_text(run.config)):
-        return saved_values, _taken(f"{run.config}: cut.", folder)
-    open_keys = [
-        key
-        for key in changes
-        if not any(key == decided or key.startswith(f"{decided}.") for decided in decided_keys)
-    ]
-    if open_keys:
-        changed_keys = ", ".join(
-            f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5]
-        )
-        key = open_keys[0]
-        before, now = changes[key]
+        return saved_values, _note_replaced(f"{run.config}: cut short.", folder)
+    edits = []
+    for key, (before, now) in changes.items():
+        if not _is_decided(key, decided_keys):
+            edits.append((key, before, now))
+    if edits:
+        changed_keys = ", ".join(f"{key}={now} (was {before})" for key, before, now in edits[:5])
+        key, before, now = edits[0]
         raise ConfigError(
-            f"{run.config}: {changed_keys}: changed since {folder} was saved, and not on the"
-            f" command line. To train with it, give {key}={now} there;"
-            f" to continue as before, {key}={before}."
+            f"{run.config}: {changed_keys}: edited since {folder} was saved, and not typed on the"
+            f" command line. To train with the edit, add {key}={now} to the command; to continue"
+            f" as before, add {key}={before}."
         )
     return saved_values, None
 
 
-def plugins_of(run: RunDir) -> list[dict[str, object]]:
-    """Read the plugin records of a run from its summary, else from its newest checkpoint.
+def _is_decided(key: str, decided_keys: Sequence[str]) -> bool:
+    """Tell whether a key, or a section around it, was typed."""
+    return any(key == decided or key.startswith(f"{decided}.") for decided in decided_keys)
 
-    Each record is one of `config.registry.origins.records`. Empty if neither can be read.
+
+def plugins_of(run: RunDir) -> list[dict[str, object]]:
+    """Read the records of a run's plugins from its summary, else from its newest checkpoint.
+
+    They were made by `config.registry.origins.records`. Empty if neither file can be read.
     """
     try:
         plugins = read_summary(run.summary).get("plugins", [])
@@ -116,23 +117,23 @@ def plugins_of(run: RunDir) -> list[dict[str, object]]:
     return plugins if isinstance(plugins, list) else []
 
 
-def _taken(why: str, folder: Path) -> str:
+def _note_replaced(why: str, folder: Path) -> str:
+    """Write the note on a damaged `config.yaml`, replaced from a checkpoint."""
     return f"{why} The configuration was taken from {folder}, and is written back."
 
 
-def _was_written(run: RunDir) -> bool | None:
-    """Tell whether a start of the run wrote exactly this file.
-
-    None if that was not recorded.
-    """
+def _is_as_written(run: RunDir) -> bool | None:
+    """Tell whether `config.yaml` has the digest in the summary; None if there is no digest."""
     recorded = try_read_summary(run.summary).get("config_sha256")
-    return None if recorded is None else recorded == digest_of(read_text(run.config))
+    if recorded is None:
+        return None
+    return bool(recorded == digest_of(read_text(run.config)))
 
 
 def _read_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
-    """Find the newest checkpoint with a readable state, and the configuration in it.
+    """Find the newest checkpoint with a readable state; return its folder and configuration.
 
-    None if there is none. Damaged checkpoints and those of another run are passed over.
+    Damaged checkpoints and those of another run are skipped. None if no checkpoint is left.
 
     Raises:
         OtherFormatError: A newer optrun wrote one of the checkpoints.

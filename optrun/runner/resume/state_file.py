@@ -1,4 +1,4 @@
-"""Read a checkpoint, and refuse a `state.json` that no run goes on from."""
+"""Read a checkpoint, and refuse a `state.json` with values that no run saves."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
         CheckpointError: The checkpoint is damaged, or holds values that no run saves.
     """
     snapshot = load_checkpoint(folder, lazy=lazy)
-    refuse_garbage(folder, snapshot.metadata)
+    refuse_invalid_state(folder, snapshot.metadata)
     return snapshot
 
 
-def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
-    """Check that every part of a checkpoint's state exists and has the right type.
+def refuse_invalid_state(folder: Path, metadata: CheckpointMetadata) -> None:
+    """Refuse a checkpoint's state with a missing part or a part of a wrong type.
 
     Args:
         folder: The checkpoint, for the message.
@@ -41,15 +41,19 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
     Raises:
         CheckpointError: The message names the first key with a value that no run saves.
     """
-    fault = _wrong_kind(metadata) or _wrong_origin(metadata) or _wrong_random(metadata)
+    fault = (
+        _name_wrong_type(metadata)
+        or _name_missing_plugin(metadata)
+        or _describe_bad_random_states(metadata)
+    )
     if fault is not None:
         raise CheckpointError(
             f"{folder / CHECKPOINT_STATE}: {fault}. Its checksums are right, but no run saved this."
         )
 
 
-def _wrong_kind(metadata: CheckpointMetadata) -> str | None:
-    """Name the first key that is missing or has a wrong type; None if there is none."""
+def _name_wrong_type(metadata: CheckpointMetadata) -> str | None:
+    """Name the first key with a missing value or a wrong type; None if all are right."""
     for key, hint in get_type_hints(CheckpointMetadata).items():
         value = getattr(metadata, key)
         is_optional = NoneType in get_args(hint)
@@ -64,7 +68,8 @@ def _wrong_kind(metadata: CheckpointMetadata) -> str | None:
     return None
 
 
-def _wrong_origin(metadata: CheckpointMetadata) -> str | None:
+def _name_missing_plugin(metadata: CheckpointMetadata) -> str | None:
+    """Name a plugin's choice in the configuration without a record of the plugin; else None."""
     try:
         names = unrecorded(metadata.config, metadata.plugins or ())
     except (TypeError, KeyError):
@@ -74,7 +79,7 @@ def _wrong_origin(metadata: CheckpointMetadata) -> str | None:
     return None
 
 
-def _wrong_random(metadata: CheckpointMetadata) -> str | None:
+def _describe_bad_random_states(metadata: CheckpointMetadata) -> str | None:
     try:
         RandomStates.unpack(metadata.random, torch.device("cpu"))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:

@@ -24,7 +24,7 @@ from optrun.base.errors import ConfigError, OptrunError
 from optrun.data import hub_file
 from optrun.data.hub_file import HubFile
 from optrun.data.stream import open_stream
-from optrun.runner.resume.data_position import pinned, pinned_revision
+from optrun.runner.resume.data_position import pinned_revision, with_revision
 from tests.running import composed
 
 SHA, OTHER = "a" * 40, "b" * 40
@@ -192,10 +192,10 @@ def test_a_run_goes_on_at_the_commit_of_its_checkpoint(monkeypatch: pytest.Monke
     assert pinned_revision(config, saved) == SHA
     named = replace(config, data=replace(config.data, revision="main"))  # type: ignore[type-var]
     assert pinned_revision(named, saved) == OTHER, "other data were asked for"
-    assert pinned(config, SHA).data.revision == SHA  # type: ignore[attr-defined]
+    assert with_revision(config, SHA).data.revision == SHA  # type: ignore[attr-defined]
     whole = composed("data=hub", "data.path=o/n")
     assert pinned_revision(whole, saved) is None
-    assert pinned(whole, None) is whole
+    assert with_revision(whole, None) is whole
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_the_first_of_several_sets_ranks_unless_one_is_named(built: Built, tmp_p
         ),
         (
             ["data.eval_fraction=0", "scheduler=plateau"],
-            ["scheduler.metric=eval/loss", "a schedule of the step"],
+            ["scheduler.metric=eval/loss", "a scheduler other than plateau"],
         ),
     ],
 )

@@ -16,4 +16,4 @@ def test_a_metric_that_was_never_a_number_has_no_best() -> None:
         }
     )
     assert "step 4" not in told
-    assert "eval/mine was never a number" in told
+    assert "eval/mine was NaN in every evaluation" in told

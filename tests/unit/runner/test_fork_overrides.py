@@ -11,7 +11,11 @@ from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import parse_checked
-from optrun.runner.forks.overrides import as_overrides, refuse_other_data_position, under
+from optrun.runner.forks.overrides import (
+    as_overrides,
+    merge_trunk_overrides,
+    refuse_other_data_position,
+)
 
 
 def composed(hydra: Hydra, *tokens: str) -> dict:
@@ -68,7 +72,9 @@ FAST = ("dialect", "sets")
 def test_composed_again_it_is_the_same(tokens: list[str]) -> None:
     hydra = store.open_hydra()
     values = composed(hydra, *tokens)
-    again = composed(hydra, *under(as_overrides(hydra, values, "trunk"), values, []))
+    again = composed(
+        hydra, *merge_trunk_overrides(as_overrides(hydra, values, "trunk"), values, [])
+    )
     assert {**again, "run_name": None} == {**values, "run_name": None}
     refuse_other_data_position(values, again, "trunk")
 
@@ -82,7 +88,7 @@ def test_another_choice_brings_its_own_values() -> None:
     trunk = as_overrides(hydra, values, "trunk")
 
     def branch(*typed: str) -> dict:
-        return composed(hydra, *under(trunk, values, list(typed)))
+        return composed(hydra, *merge_trunk_overrides(trunk, values, list(typed)))
 
     assert branch("optimizer=lamb")["lr"] == 2e-2
     assert branch("optimizer=lamb", "lr=1e-5")["lr"] == 1e-5

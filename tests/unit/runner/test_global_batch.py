@@ -14,14 +14,14 @@ from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine, Request
 from optrun.data.loader import EpochPlan
-from optrun.runner.resume.config_diff import meaning, table
-from optrun.runner.resume.data_position import move, plan_values
+from optrun.runner.resume.config_diff import effect_of_change, table
+from optrun.runner.resume.data_position import plan_values, shift_data_position
 from optrun.runner.resume.global_batch import (
     ACCUMULATION,
+    GLOBAL,
     MICRO,
-    WHOLE,
-    describe_open_size,
-    settle_batch,
+    decide_batch_sizes,
+    describe_derived_micro_batch,
 )
 from optrun.training.state import TrainState
 
@@ -56,7 +56,7 @@ def test_a_step_keeps_its_examples(
     micro: int, count: int, ranks: int, found: tuple[int, int]
 ) -> None:
     words = [f"{MICRO}={micro}"]
-    settled = settle_batch(request(*words), checkpoint(micro, count, *words), ranks)
+    settled = decide_batch_sizes(request(*words), checkpoint(micro, count, *words), ranks)
     assert (settled.micro_batch_size, settled.micro_batches) == found
     training = settled.request.config.training
     assert training.gradient_accumulation_steps * ranks == settled.micro_batches
@@ -68,24 +68,30 @@ def test_a_step_keeps_its_examples(
     assert set(settled.derived) == {MICRO, ACCUMULATION}
     # The next start, on as many ranks as at first, finds its way back.
     again = replace(checkpoint(*found), config=settled.request.values)
-    back = settle_batch(settled.request, again, 1)
+    back = decide_batch_sizes(settled.request, again, 1)
     assert back.micro_batch_size * back.micro_batches == micro * count
 
 
 def test_what_cannot_be_shared_is_refused_with_what_can() -> None:
     words = [f"{MICRO}=4"]
     with pytest.raises(ConfigError) as error:
-        settle_batch(request(*words), checkpoint(4, 4, *words), 3)
-    for fact in (f"{WHOLE}=16", "3 ranks", "1, 2, 4, 8 or 16 ranks", f"{WHOLE}=15", f"{WHOLE}=18"):
+        decide_batch_sizes(request(*words), checkpoint(4, 4, *words), 3)
+    for fact in (
+        f"{GLOBAL}=16",
+        "3 ranks",
+        "1, 2, 4, 8 or 16 ranks",
+        f"{GLOBAL}=15",
+        f"{GLOBAL}=18",
+    ):
         assert fact in str(error.value)
     for number in (15, 18):  # what is advised works
-        asked = request(f"{WHOLE}={number}", typed=(f"{WHOLE}={number}",))
-        settled = settle_batch(asked, checkpoint(4, 4, *words), 3)
+        asked = request(f"{GLOBAL}={number}", typed=(f"{GLOBAL}={number}",))
+        settled = decide_batch_sizes(asked, checkpoint(4, 4, *words), 3)
         assert settled.micro_batch_size * settled.micro_batches == number
         assert settled.micro_batch_size <= 4
     exact = request(*words, typed=(f"{MICRO}=4",))
     with pytest.raises(ConfigError, match=f"{MICRO}=4"):
-        settle_batch(exact, checkpoint(4, 2, *words), 4)
+        decide_batch_sizes(exact, checkpoint(4, 2, *words), 4)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_what_cannot_be_shared_is_refused_with_what_can() -> None:
     [
         ([f"{MICRO}=8"], [f"{MICRO}=8"], 8),
         ([f"{ACCUMULATION}=4"], [f"{ACCUMULATION}=4"], 16),
-        ([f"{WHOLE}=12"], [f"{WHOLE}=12"], 12),
+        ([f"{GLOBAL}=12"], [f"{GLOBAL}=12"], 12),
     ],
 )
 def test_what_the_command_line_says_wins(
@@ -101,7 +107,7 @@ def test_what_the_command_line_says_wins(
 ) -> None:
     words = [f"{MICRO}=4"]
     asked = {word.partition("=")[0]: word for word in [*words, *changed]}
-    settled = settle_batch(
+    settled = decide_batch_sizes(
         request(*asked.values(), typed=tuple(typed)), checkpoint(4, 2, *words), 1
     )
     assert settled.micro_batch_size * settled.micro_batches == examples
@@ -124,7 +130,9 @@ def test_a_value_said_again_asks_for_no_other_batch(
 ) -> None:
     """And holds: what nobody said follows from it."""
     words = dict.fromkeys([f"{MICRO}=4", *typed])
-    settled = settle_batch(request(*words, typed=tuple(typed)), checkpoint(4, 4, *words), ranks)
+    settled = decide_batch_sizes(
+        request(*words, typed=tuple(typed)), checkpoint(4, 4, *words), ranks
+    )
     assert (settled.micro_batch_size, settled.micro_batches) == found
     assert settled.examples == (16, 16)
 
@@ -133,13 +141,13 @@ def test_an_accumulation_said_again_that_other_ranks_cannot_keep_is_refused() ->
     words = [f"{MICRO}=4", f"{ACCUMULATION}=2"]
     asked = request(*words, typed=(f"{ACCUMULATION}=2",))
     with pytest.raises(ConfigError, match=rf"{ACCUMULATION}=2.* 2, 4 or 8 ranks"):
-        settle_batch(asked, checkpoint(4, 4, *words), 1)
+        decide_batch_sizes(asked, checkpoint(4, 4, *words), 1)
 
 
 def test_a_branch_takes_the_steps_of_its_trunk() -> None:
     """Its command line repeats the values of the trunk: they are no changes."""
     words = [f"{MICRO}=4", f"{ACCUMULATION}=2"]
-    settled = settle_batch(
+    settled = decide_batch_sizes(
         request(*words, typed=tuple(words)), checkpoint(4, 4, *words), 1, branches=True
     )
     assert (settled.micro_batch_size, settled.micro_batches) == (4, 4)
@@ -148,11 +156,11 @@ def test_a_branch_takes_the_steps_of_its_trunk() -> None:
 @pytest.mark.parametrize(
     ("words", "ranks", "found"),
     [
-        ([f"{WHOLE}=16"], 2, (8, 2)),
-        ([f"{WHOLE}=16"], 1, (16, 1)),
-        ([f"{WHOLE}=48"], 2, (12, 4)),
-        ([f"{WHOLE}=64", f"{ACCUMULATION}=4"], 2, (8, 8)),
-        ([f"{WHOLE}=64", f"{MICRO}=16"], 2, (16, 4)),
+        ([f"{GLOBAL}=16"], 2, (8, 2)),
+        ([f"{GLOBAL}=16"], 1, (16, 1)),
+        ([f"{GLOBAL}=48"], 2, (12, 4)),
+        ([f"{GLOBAL}=64", f"{ACCUMULATION}=4"], 2, (8, 8)),
+        ([f"{GLOBAL}=64", f"{MICRO}=16"], 2, (16, 4)),
         ([], 2, (16, 2)),
     ],
 )
@@ -160,10 +168,10 @@ def test_a_size_that_nobody_gave_is_an_upper_bound(
     words: list[str], ranks: int, found: tuple[int, int]
 ) -> None:
     asked = request(*words)
-    settled = settle_batch(asked, None, ranks)
+    settled = decide_batch_sizes(asked, None, ranks)
     assert (settled.micro_batch_size, settled.micro_batches) == found
     assert settled.request.config.training.per_device_train_batch_size == found[0]
-    told = describe_open_size(asked, settled, ranks)
+    told = describe_derived_micro_batch(asked, settled, ranks)
     assert (told is not None) == (found[0] != 16)
     assert told is None or f"{MICRO}={found[0]}" in told
 
@@ -173,14 +181,14 @@ def test_a_size_that_somebody_gave_is_exact(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "defaults: [config, _self_]\ntraining: {per_device_train_batch_size: 16}\n"
     )
-    by_recipe = request(f"{WHOLE}=16", recipe="mine", folder=tmp_path)
-    for asked in (request(f"{WHOLE}=16", f"{MICRO}=16"), by_recipe):
+    by_recipe = request(f"{GLOBAL}=16", recipe="mine", folder=tmp_path)
+    for asked in (request(f"{GLOBAL}=16", f"{MICRO}=16"), by_recipe):
         with pytest.raises(
-            ConfigError, match=f"{WHOLE}=16: expected a multiple of {MICRO}=16 times 2 ranks"
+            ConfigError, match=f"{GLOBAL}=16: expected a multiple of {MICRO}=16 times 2 ranks"
         ):
-            settle_batch(asked, None, 2)
-    with pytest.raises(ConfigError, match=rf"{WHOLE}=9: expected a multiple of 2 ranks"):
-        settle_batch(request(f"{WHOLE}=9"), None, 2)
+            decide_batch_sizes(asked, None, 2)
+    with pytest.raises(ConfigError, match=rf"{GLOBAL}=9: expected a multiple of 2 ranks"):
+        decide_batch_sizes(request(f"{GLOBAL}=9"), None, 2)
 
 
 @pytest.mark.parametrize("lengths", [None, [3] * 50])
@@ -188,7 +196,7 @@ def test_the_place_in_the_data_is_the_same_one(lengths: Any) -> None:
     """However a step is divided; also where examples of like length share one."""
     before = plan_values(EpochPlan(50, 4, 4, 7, lengths), "a-b")
     state = TrainState(global_step=5)
-    assert move(before, state, EpochPlan(50, 2, 8, 7, lengths), "a-b") is None
+    assert shift_data_position(before, state, EpochPlan(50, 2, 8, 7, lengths), "a-b") is None
     assert state.position == 5
     steps = [EpochPlan(50, micro, 16 // micro, 7).steps(5) for micro in (2, 4, 8)]
     for _ in range(6):
@@ -205,9 +213,13 @@ def test_the_table_says_what_becomes_of_the_numbers() -> None:
     for fact in ("changes which examples come next", "8 a step then", "4 now"):
         assert fact in other
     assert (
-        meaning("distributed.param_dtype") == meaning("distributed.reduce_dtype") == "mathematics"
+        effect_of_change("distributed.param_dtype")
+        == effect_of_change("distributed.reduce_dtype")
+        == "mathematics"
     )
-    assert meaning("training.eval_steps") == "evaluation"
+    assert effect_of_change("training.eval_steps") == "evaluation"
     assert (
-        meaning("distributed.name") == meaning("training.per_device_eval_batch_size") == "rounding"
+        effect_of_change("distributed.name")
+        == effect_of_change("training.per_device_eval_batch_size")
+        == "rounding"
     )

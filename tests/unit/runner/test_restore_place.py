@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,13 +16,18 @@ from optrun.base.errors import CheckpointError, ConfigError
 from optrun.data.loader import EpochPlan
 from optrun.runner import checkpoint_space as space
 from optrun.runner.resume import restore as loading
-from optrun.runner.resume.config_diff import changes_since, may_change_data, refuse_idle, table
+from optrun.runner.resume.config_diff import (
+    changes_since,
+    may_change_data,
+    refuse_change_without_effect,
+    table,
+)
 from optrun.runner.resume.data_position import (
     class_names,
-    move,
     plan_values,
     refuse_other_data,
     refuse_other_tokenizer,
+    shift_data_position,
     vocabulary_digest,
     warn_of_other_eval_rows,
 )
@@ -84,14 +90,14 @@ def test_the_same_data_and_other_data() -> None:
         )
     with pytest.raises(
         ConfigError,
-        match=r"^the data: with this change the classes are yes, no, .*tell no, yes apart",
+        match=r"^the data: with this change the classes are yes, no, .*predict no, yes",
     ):
         refuse_other_data(saved(), saved(model_config={"id2label": {"0": "yes", "1": "no"}}), {})
     many = {"id2label": {str(number): f"c{number}" for number in range(13)}}
-    with pytest.raises(ConfigError, match=r"c10, c11, \.\.\., and"):
+    with pytest.raises(ConfigError, match=r"c10, c11 and 1 more, but"):
         refuse_other_data(saved(), saved(model_config=many), {})
     twelve = {"id2label": {str(number): f"c{number}" for number in range(12)}}
-    with pytest.raises(ConfigError, match=r"c10, c11, and"):
+    with pytest.raises(ConfigError, match=r"c10, c11, but"):
         refuse_other_data(saved(), saved(model_config=twelve), {})
 
 
@@ -124,24 +130,24 @@ def test_a_plan_is_what_decides_which_examples_come() -> None:
         state = TrainState(
             global_step=9, passed_steps=1
         )  # the fourth step of the second epoch is next
-        sentence = str(move(values, state, other, "a-b"))
+        sentence = str(shift_data_position(values, state, other, "a-b"))
         assert state.position * other.batch_size * other.accumulation >= 50
         assert state.position == state.global_step + state.passed_steps + state.data_shift
         assert "24 of 50 examples of epoch 2 were seen" in sentence
     state = TrainState(global_step=9, passed_steps=1)
     assert "26 examples of epoch 2 are left out" in str(
-        move(values, state, EpochPlan(50, 4, 2, 8), "a-b")
+        shift_data_position(values, state, EpochPlan(50, 4, 2, 8), "a-b")
     )
     assert state.position == 14
     state = TrainState(global_step=7)  # at the start of an epoch: nothing of it is left out
     assert "new epoch; 0 examples of epoch 2 are left out" in str(
-        move(values, state, EpochPlan(50, 4, 2, 8), "a-b")
+        shift_data_position(values, state, EpochPlan(50, 4, 2, 8), "a-b")
     )
     state = TrainState(
         global_step=6
     )  # 48 of 50 were seen, and the last new step would begin before them
     assert "same order, 2 are left out of this epoch" in str(
-        move(values, state, EpochPlan(50, 20, 1, 7), "a-b")
+        shift_data_position(values, state, EpochPlan(50, 20, 1, 7), "a-b")
     )
     assert state.position == 3
 
@@ -152,8 +158,8 @@ def test_a_run_in_an_older_order_of_windows_goes_on_with_a_new_epoch_and_says_so
 
     state = TrainState(global_step=9, passed_steps=1)
     before = plan_values(arranged("windows of 9"), "a-b")
-    assert move(before, state, arranged("windows of 9"), "a-b") is None
-    told = str(move(before, state, arranged("4 far windows of 9"), "a-b"))
+    assert shift_data_position(before, state, arranged("windows of 9"), "a-b") is None
+    told = str(shift_data_position(before, state, arranged("4 far windows of 9"), "a-b"))
     for fact in (
         "windows of 9 then, 4 far windows of 9 now",
         "a new epoch; 26 examples of epoch 2 are left out",
@@ -166,19 +172,19 @@ def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> No
     changes = {"lr": (0.1, None), "training.logging_steps": (10, 20)}
     lines = table(changes).splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["lr", "0.1", "->", "null", *["changes", "training"]],
+        ["lr", "0.1", "->", "null", *["changes", "the", "weights", "from", "here", "on"]],
         ["training.logging_steps", "10", "->", "20", *["changes", "no", "number"]],
     ]
     assert len({line.index("->") for line in lines[1:]}) == 1
     assert table({}) == ""
     assert may_change_data({"lr": (1, 2), "task.x": (1, 2)})
     assert not may_change_data({"lr": (1, 2), "training.data": (1, 2)})
-    refuse_idle({"training.logging_steps": (10, 20)}, 5)
+    refuse_change_without_effect({"training.logging_steps": (10, 20)}, 5)
     with pytest.raises(
         ConfigError,
         match=r"^lr=null \(was 0.1\): all 5 steps are done.*max_steps=N above 5",
     ):
-        refuse_idle(changes, 5)
+        refuse_change_without_effect(changes, 5)
     (tmp_path / "rows.txt").touch()
     before = {"data": {"train": "rows.txt"}, "lr": 0.1}
     since = CheckpointMetadata(global_step=0, config=before)
@@ -190,13 +196,15 @@ def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> No
 
 def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
     changes = {"model.width": (8, 16), "lr": (1, 2)}
-    blamed = loading._unfit("too wide.", changes, ("model.", "task."))
+    blamed = loading._unfit_error("too wide.", changes, ("model.", "task."))
     assert isinstance(blamed, ConfigError)
     assert str(blamed) == "model.width=16: too wide."
     many = {f"model.k{number}": (0, number) for number in range(5)}
-    several = str(loading._unfit("too wide.", many, ("model.",)))
+    several = str(loading._unfit_error("too wide.", many, ("model.",)))
     assert several == "model.k0=0, model.k1=1, model.k2=2 and 2 more: too wide."
-    assert isinstance(loading._unfit("too wide.", {"lr": (1, 2)}, ("model.",)), CheckpointError)
+    assert isinstance(
+        loading._unfit_error("too wide.", {"lr": (1, 2)}, ("model.",)), CheckpointError
+    )
     newer = CheckpointMetadata(global_step=0, train={"zeal": 1})
     with pytest.raises(CheckpointError, match=r"state\.json: .*zeal"):
         loading.train_state(newer)
@@ -205,12 +213,19 @@ def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
 def test_what_a_schedule_saw_of_another_metric_is_forgotten() -> None:
     seen = {"mode": "min", "best": 1.0, "num_bad": 2, "reductions": 1}
     state = {"name": "plateau", "metric": "eval/loss", "plateau": seen}
-    assert loading._drop_other_metric(state, state) == ([], state)
-    own = {**state, "metric": "eval/f1"}
-    said, kept = loading._drop_other_metric(state, own)
+    saved = {**state, "last_lr": [0.1]}
+
+    def restored(now: dict) -> tuple[list[str], dict]:
+        scheduler = Mock(state_dict=lambda: now, get_last_lr=lambda: [0.1])
+        train_step: Any = SimpleNamespace(scheduler=scheduler)
+        notes = loading.restore_schedule(saved, train_step)
+        return notes, scheduler.load_state_dict.call_args.args[0]
+
+    assert restored(state) == ([], saved)
+    said, kept = restored({**state, "metric": "eval/f1"})
     assert "watches eval/f1 from here on: what it saw of eval/loss is forgotten" in said[0]
     assert kept["plateau"] == {**seen, "best": None, "num_bad": 0}
-    assert loading._drop_other_metric(state, {**state, "plateau": {**seen, "mode": "max"}})[0]
+    assert restored({**state, "plateau": {**seen, "mode": "max"}})[0]
 
 
 def test_another_environment_is_named() -> None:

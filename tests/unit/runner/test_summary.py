@@ -97,7 +97,7 @@ def test_another_start_goes_on_with_what_the_file_says(summary: Summary, run: Ru
     summary.values["started_at"] = "2026-01-02T03:04:05Z"
     summary.end("interrupted", "stopped", 75)
     again = Summary(run, request("resume=run", "lr=2e-3"), "other")
-    again.take_up()
+    again.inherit_earlier_starts()
     again.resumed(3, {"lr": (1e-3, 2e-3)}, ["a note"])
     found = read_summary(run.summary)
     assert found["started_at"] == "2026-01-02T03:04:05Z"
@@ -119,7 +119,7 @@ def test_a_file_that_was_torn_is_none(summary: Summary, run: RunDir, text: str |
     if text is not None:
         run.summary.write_text(text)
     before = dict(summary.values)
-    summary.take_up()
+    summary.inherit_earlier_starts()
     assert summary.values == before
     assert not summary.finished_before
 
@@ -137,7 +137,7 @@ def test_a_good_end_is_made_first_and_written_later(summary: Summary, run: RunDi
     summary.finish(values)
     assert read_summary(run.summary)["status"] == "finished"
     again = Summary(run, request("resume=run"), "id")
-    again.take_up()
+    again.inherit_earlier_starts()
     assert again.finished_before
     plain = summary.finished(None)
     assert (plain["message"], plain["exit_code"], plain["generalisation"]) == ("", 0, None)
