@@ -6,8 +6,8 @@ What diverged trials and few trials cost.
 
 The response is a basin over lg lr, with a second setting and a cliff: above a learning rate trials
 diverge. Regret is the distance of the best trial from the best there is, the median over studies.
-`as FAIL` is how Optuna is told by most tools, `as bad` is `optrun.artifacts.objective.stand_in`, as
-optrun tells it.
+Most tools tell Optuna of a diverged trial `as FAIL`; optrun tells a bad value (`as bad`), see
+`optrun.artifacts.objective.score_of_diverged`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import median
 import optuna
 from optuna.trial import TrialState
 
-from optrun.artifacts.objective import stand_in
+from optrun.artifacts.objective import score_of_diverged
 from optrun.config.schema.sweeper import Sampler
 from optrun.sweeper.samplers import build_sampler
 
@@ -54,7 +54,7 @@ def regret(
         found = loss(trial.params["lr"], trial.params["beta"], cliff)
         diverged += found is None
         known += [] if found is None else [found]
-        told = found if found is not None else stand_in(known, [UNTRAINED], "min")
+        told = found if found is not None else score_of_diverged(known, [UNTRAINED], "min")
         if found is None and not tell_bad:
             study.tell(trial, state=TrialState.FAIL)
         else:

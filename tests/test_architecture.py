@@ -256,7 +256,7 @@ OTHER_DOORS = {
     "cli/dispatch.py": "the null device",
     "distributed/heartbeat.py": "maps the table of this start's ranks",
     "distributed/local_ranks.py": "how a rank of this start ended",
-    "distributed/meeting.py": "what ranks of one start tell each other",
+    "distributed/rendezvous.py": "messages between the ranks of one start",
     "distributed/memory_file.py": "what processes of this start write in memory",
     "distributed/silence.py": "/proc",
     "launch/rank.py": "what the process that started this rank wrote in memory",

@@ -37,7 +37,7 @@ from optrun.artifacts.checksum import Entry
 from optrun.artifacts.manifest import problems, read_manifest, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
-from optrun.artifacts.ranks import agree, on_first, rank_of
+from optrun.artifacts.ranks import call_on_first, gather_results, rank_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
 from optrun.artifacts.tensor_file import first_not_finite
@@ -102,12 +102,12 @@ def save_checkpoint(
             written.
         RankLostError: A rank no longer answers; older checkpoints are untouched.
     """
-    agree(saving, lambda: refuse_not_finite(snapshot))
+    gather_results(saving, lambda: refuse_not_finite(snapshot))
     refuse_disagreement(snapshot.global_step, _sections(snapshot), saving)
     folder = run.checkpoint(snapshot.global_step)
     aside = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
-        path = on_first(saving, lambda: _make_aside(folder, aside, snapshot))
+        path = call_on_first(saving, lambda: _make_aside(folder, aside, snapshot))
         if path is None:
             return folder
         content = write_content(path, _sections(snapshot), saving)
@@ -119,7 +119,7 @@ def save_checkpoint(
             _put_in_place(aside, folder)
             replace_text(run.last, folder.name + "\n")
 
-        on_first(saving, commit)
+        call_on_first(saving, commit)
     except OSError as error:
         _discard(aside, folder, saving)
         raise StorageError(

@@ -24,7 +24,7 @@ from optrun.artifacts.manifest import (
 )
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
-from optrun.artifacts.ranks import agree, size_of
+from optrun.artifacts.ranks import gather_results, size_of
 from optrun.artifacts.sharded import mesh_of, write_shards
 from optrun.artifacts.tensor_file import describe, write_tensors
 from optrun.base.errors import OptrunError
@@ -87,7 +87,7 @@ def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Con
         return rank_files
 
     files: dict[str, Entry] = {}
-    for written in agree(saving, flushed):
+    for written in gather_results(saving, flushed):
         files |= written
     tensors = dict(zip(SHARD_FOLDERS, _described(sections), strict=True))
     return Content(
@@ -121,7 +121,7 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
         text = json.dumps(_described(sections), sort_keys=True)
         return global_step, sum(map(len, sections)), hashlib.sha256(text.encode()).hexdigest()
 
-    first, *further = agree(saving, summary)
+    first, *further = gather_results(saving, summary)
     for rank, rank_summary in enumerate(further, start=1):
         if rank_summary != first:
             raise OptrunError(

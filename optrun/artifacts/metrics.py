@@ -43,7 +43,10 @@ def to_json(value: object, *, where: str = "value") -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        return _float_to_json(float(value))
+        number = float(value)
+        if math.isfinite(number):
+            return number
+        return json.dumps(number)  # NaN, Infinity or -Infinity
     if isinstance(value, Mapping):
         return {str(key): to_json(item, where=f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -51,17 +54,6 @@ def to_json(value: object, *, where: str = "value") -> Any:
     raise TypeError(
         f"{where}: expected a string, number, list or mapping, got {type(value).__name__}"
     )
-
-
-def _float_to_json(number: float) -> float | str:
-    """Convert NaN and infinities to the texts that stand for them."""
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        if number > 0:
-            return "Infinity"
-        return "-Infinity"
-    return number
 
 
 def from_json(value: object) -> Any:

@@ -76,7 +76,9 @@ def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
     return zip(*log.series(name), strict=True)
 
 
-def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: str) -> float | None:
+def score_of_diverged(
+    finite: Iterable[float], untrained: Iterable[float | None], mode: str
+) -> float | None:
     """Choose the score of a diverged run, so that no contender gains by divergence.
 
     Args:
@@ -88,8 +90,8 @@ def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: s
         The worst of all values; None if there is none.
 
     Example:
-        >>> stand_in([3.1, 3.3], [10.8, None], "min"), stand_in([0.9], [None], "max")
-        (10.8, 0.9)
+        >>> score_of_diverged([3.1, 3.3], [10.8, None], "min")
+        10.8
     """
     scores = [
         value for value in (*finite, *untrained) if value is not None and math.isfinite(value)

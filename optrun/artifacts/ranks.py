@@ -39,7 +39,7 @@ def size_of(group: ProcessGroup | None) -> int:
     return dist.get_world_size(group)
 
 
-def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
+def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
     """Run an action on every rank of a group.
 
     Every rank gets the results of all, or every rank raises the same error.
@@ -65,27 +65,27 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
     try:
         rank_result = (act(), None)
     except Exception as error:  # sent to all ranks, which raise it
-        rank_result = (None, _portable(error))
+        rank_result = (None, _picklable(error))
     every: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
-    with answering():
+    with lost_rank_errors():
         dist.all_gather_object(every, rank_result, group=group)
     for rank, (_, refusal) in enumerate(every):
         if refusal is not None:
-            raise of_rank(rank, refusal)
+            raise error_of_rank(rank, refusal)
     return [result for result, _ in every]
 
 
-def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
+def call_on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
     """Run an action on the first rank alone.
 
-    Every rank gets its result or raises its error, as with `agree`.
+    Every rank gets its result or raises its error, as with `gather_results`.
     """
-    first: T | None = agree(group, act if rank_of(group) == 0 else lambda: None)[0]
+    first: T | None = gather_results(group, act if rank_of(group) == 0 else lambda: None)[0]
     return cast(T, first)
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def lost_rank_errors() -> Iterator[None]:
     """Turn the error of a rank that does not answer into RankLostError.
 
     Raises:
@@ -98,7 +98,7 @@ def answering() -> Iterator[None]:
         raise RankLostError(f"another rank no longer answers: {lines[0]}") from error
 
 
-def _portable(error: BaseException, who: str = "") -> Exception:
+def _picklable(error: BaseException, who: str = "") -> Exception:
     """Convert an error to one that can be pickled for other ranks."""
     if isinstance(error, OSError):
         return OSError(error.errno, f"{who}{error.strerror or error}", error.filename)
@@ -109,6 +109,6 @@ def _portable(error: BaseException, who: str = "") -> Exception:
     return OptrunError(f"{who}{type(error).__name__}: {error}")
 
 
-def of_rank(rank: int, error: BaseException) -> Exception:
+def error_of_rank(rank: int, error: BaseException) -> Exception:
     """Build the error that all ranks raise for the error of one rank."""
-    return _portable(error, f"rank {rank}: ")
+    return _picklable(error, f"rank {rank}: ")

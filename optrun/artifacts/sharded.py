@@ -1,18 +1,16 @@
-"""Tensors divided among ranks.
+"""Tensors divided among ranks: each rank writes a shard file, and a reader reads what it needs.
 
-Each rank writes its own shard, and a reader takes from the shards what it needs.
-
-The files are those of `torch.distributed.checkpoint` with its safetensors writer: one a rank, where
-each piece lies in the whole tensor stands in the header. torch plans which rank writes what (what
-several hold is written once); the bytes go through `write_tensors`, which neither serialises a
-shard in memory nor leaves it to be read again for its checksum.
+The files are those of `torch.distributed.checkpoint` with its safetensors writer: one per rank, and
+the header says where each piece lies in the full tensor. torch plans which rank writes what, so
+that each element is written once. The bytes go through `write_tensors`, which needs no copy of the
+shard in memory, and computes the checksum while it writes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -30,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from optrun.artifacts.checksum import Entry, TensorEntry
-from optrun.artifacts.ranks import answering, of_rank
+from optrun.artifacts.ranks import error_of_rank, lost_rank_errors
 from optrun.artifacts.tensor_file import local_part, write_tensors
 from optrun.base.errors import CheckpointError
 from optrun.base.reading import parse_json
@@ -52,11 +50,12 @@ class ShardWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(path=str(folder), save_distributed=True)
         self.written: dict[str, Entry] = {}
-        """What this rank wrote, by file name; nothing where all that it holds is written by others.
-        """
+        """The files of this rank, by name; empty if other ranks write everything that it holds."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's share of the data, flushed to the disk.
+        """Write the tensors of this rank's plan to one file, flushed to the disk.
+
+        Also records the file in `written`, and the offsets of each piece in the file's header.
 
         Raises:
             OSError: The disk refused the write.
@@ -84,18 +83,18 @@ class ShardWriter(HuggingFaceStorageWriter):
 def write_shards(
     folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup
 ) -> dict[str, Entry]:
-    """Write this rank's part of some tensors; every rank must call it.
+    """Write this rank's part of tensors to a shard file; every rank must call it.
 
-    The files are flushed to the disk, the folder's entries are not.
+    The files are flushed to the disk, the entries of the folder are not.
 
     Args:
         folder: A folder that all ranks share; created if missing.
-        tensors: Tensors on the CPU. Of a DTensor this rank's part is written; any other is equal on
-            all ranks and written once.
+        tensors: Tensors on the CPU. Of a DTensor this rank's part is written. Any other must be
+            equal on all ranks, and one of them writes it.
         group: CPU group of the ranks.
 
     Returns:
-        The files of this rank, by name.
+        The file of this rank by name, or an empty mapping if it has nothing to write.
 
     Raises:
         OSError: The disk of one rank refused the write; every rank raises, with its number.
@@ -104,11 +103,11 @@ def write_shards(
     """
     writer = ShardWriter(folder)
     try:
-        with answering():
+        with lost_rank_errors():
             save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        raise of_rank(rank, cause) from error
+        raise error_of_rank(rank, cause) from error
     return writer.written
 
 
@@ -123,7 +122,7 @@ def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn errors of reading a safetensors file into errors that name it.
+    """Turn errors of reading a safetensors file into a CheckpointError that names the file.
 
     Raises:
         CheckpointError: The file cannot be read.
@@ -186,11 +185,15 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             self._pieces.setdefault(name, []).append(_Piece(path, offsets, shape))
 
     def _refuse_gaps(self, files: Sequence[Path]) -> None:
-        """Refuse tensors that only files or manifest name, or with missing elements."""
+        """Refuse tensors with missing or repeated elements, or missing in files or manifest.
+
+        Raises:
+            CheckpointError: The message names the first such tensor.
+        """
         where = files[0].parent if files else "the checkpoint"
         for name in sorted(self._pieces.keys() ^ self.described.keys()):
             only = "the files" if name in self._pieces else "the manifest"
-            raise CheckpointError(f"{where}: tensor {name} stands in {only} alone.")
+            raise CheckpointError(f"{where}: tensor {name} is in {only} only.")
         for name, pieces in self._pieces.items():
             shape = tuple(self.described[name]["shape"])
             if not _tile(pieces, shape):
@@ -211,13 +214,13 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return len(self.described)
 
     def read(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
-        """Read a tensor, or this rank's part of a divided one.
+        """Read a tensor in full on the CPU, or this rank's part of it as a DTensor.
 
         Args:
             name: Name of the tensor in the checkpoint.
-            like: A materialised DTensor of the same shape, whose mesh, placement and device the
-                result gets; the dtype is that of the file. For anything else the tensor is read
-                whole, on the CPU.
+            like: A DTensor of the same shape, not on the meta device: only this rank's part is
+                read, with its mesh, placement and device. For anything else the full tensor is
+                read. The dtype is always that of the file.
 
         Raises:
             KeyError: No tensor has this name.
@@ -237,82 +240,68 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             return tensor
 
     def _stored(self, name: str, piece: _Piece) -> torch.Tensor:
-        """Return a piece from its file, mapped into memory: what is not used is not read."""
-        tensor: torch.Tensor = self._files[piece.file].get_tensor(
-            name
-        )  # mapped: what is not used is not read
+        """Return a piece from its file, mapped into memory: only the elements used are read."""
+        tensor: torch.Tensor = self._files[piece.file].get_tensor(name)
         return tensor
 
     def _fill(self, target: torch.Tensor, offsets: Sequence[int], name: str) -> None:
-        """Copy the elements of all overlapping pieces into a part of the tensor.
+        """Fill a part of a tensor from all stored pieces that overlap with it.
 
         Args:
-            target: The part to fill, changed in place.
-            offsets: First index of the part in the whole tensor, for each dimension.
+            target: The part, changed in place.
+            offsets: Index in the full tensor at which the part begins, for each dimension.
             name: Name of the tensor.
         """
         target_piece = _Piece(Path(), tuple(offsets), tuple(target.shape))
         for piece in self._pieces[name]:
-            if not _overlap(target_piece, piece):
-                continue
-            first, last = _common(target_piece, piece)
-            target[_region(first, last, offsets)].copy_(
-                self._stored(name, piece)[_region(first, last, piece.offsets)]
-            )
+            overlap = _overlap(target_piece, piece)
+            if overlap is not None:
+                source = self._stored(name, piece)[_slices(overlap, piece.offsets)]
+                target[_slices(overlap, offsets)].copy_(source)
 
 
-def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(a - o, b - o) for a, b, o in zip(first, last, origin, strict=True))
+def _slices(ranges: Sequence[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
+    """Convert ranges in the full tensor to slices of a part of it that begins at `origin`."""
+    slices = []
+    for (begin, end), offset in zip(ranges, origin, strict=True):
+        slices.append(slice(begin - offset, end - offset))
+    return tuple(slices)
 
 
 def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
     """Tell whether pieces hold every element of a tensor exactly once.
 
-    They do if they lie inside, have as many elements, and do not overlap.
+    They do if they lie inside, have as many elements in all, and do not overlap.
     """
-    solid = sorted(
-        (piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets
-    )
+    solid = [piece for piece in pieces if 0 not in piece.shape]
     if sum(math.prod(piece.shape) for piece in solid) != math.prod(shape):
         return False
-    if not all(_inside(piece, shape) for piece in pieces):
+    if not all(_is_inside(piece, shape) for piece in pieces):
         return False
     divided = [d for d in range(len(shape)) if any(piece.shape[d] != shape[d] for piece in solid)]
     if len(divided) == 1:
-        # As FSDP divides, perhaps into thousands of pieces: neighbours are compared alone.
-        (d,) = divided
-        return all(
-            piece.offsets[d] + piece.shape[d] <= following.offsets[d]
-            for piece, following in pairwise(solid)
-        )
-    return not any(_overlap(*pair) for pair in combinations(solid, 2))
+        # FSDP divides one dimension, perhaps into thousands of pieces. Then it is enough to compare
+        # neighbours, and not all pairs.
+        solid.sort(key=lambda piece: piece.offsets)
+        pairs: Iterable[tuple[_Piece, _Piece]] = pairwise(solid)
+    else:
+        pairs = combinations(solid, 2)
+    return all(_overlap(first, second) is None for first, second in pairs)
 
 
-def _overlap(first_piece: _Piece, second_piece: _Piece) -> bool:
-    return all(
-        first < last for first, last in zip(*_common(first_piece, second_piece), strict=True)
-    )
+def _overlap(first: _Piece, second: _Piece) -> list[tuple[int, int]] | None:
+    """Return the (begin, end) shared by two pieces in each dimension; None if they are disjoint."""
+    ranges = []
+    for d in range(len(first.shape)):
+        begin = max(first.offsets[d], second.offsets[d])
+        end = min(first.offsets[d] + first.shape[d], second.offsets[d] + second.shape[d])
+        if begin >= end:
+            return None
+        ranges.append((begin, end))
+    return ranges
 
 
-def _common(first_piece: _Piece, second_piece: _Piece) -> tuple[list[int], list[int]]:
-    """Find the overlap of two pieces: first and last index of each dimension.
-
-    The last index is exclusive. If it does not exceed the first in some dimension, they do not
-    overlap.
-    """
-    sides = list(
-        zip(
-            first_piece.offsets,
-            first_piece.shape,
-            second_piece.offsets,
-            second_piece.shape,
-            strict=True,
-        )
-    )
-    return [max(a, b) for a, _, b, _ in sides], [min(a + n, b + m) for a, n, b, m in sides]
-
-
-def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
+def _is_inside(piece: _Piece, shape: Sequence[int]) -> bool:
     """Tell whether a piece has the dimensions of the tensor and lies within its shape."""
     return len(piece.shape) == len(shape) == len(piece.offsets) and all(
         offset >= 0 and offset + size <= length
@@ -321,8 +310,7 @@ def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
 
 
 def _first_index(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Find the index of this rank's part in the whole tensor."""
+    """Return the index in the full tensor at which this rank's part begins."""
     assert isinstance(tensor, DTensor)
-    return tuple(
-        tensor.__create_chunk_list__()[0].offsets
-    )  # the protocol of torch.distributed.checkpoint
+    # The protocol of torch.distributed.checkpoint.
+    return tuple(tensor.__create_chunk_list__()[0].offsets)

@@ -244,7 +244,7 @@ def _run(
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                driver.pursue(lambda: list(map(PlannedJob, plan.jobs)))
+                driver.run_jobs(lambda: list(map(PlannedJob, plan.jobs)))
         finally:
             view.stop()
             driver.close()

@@ -153,10 +153,10 @@ def _join(
 
     def take_part(argv: list[str]) -> int:
         rank = begin(rank_info)
-        meeting = rank.meet(_timeout(overrides), {"command line": shell.join(argv)})
+        rendezvous = rank.join_rendezvous(_timeout(overrides), {"command line": shell.join(argv)})
         if lead is None:
-            return follow_leader(rank, meeting)
-        with Leader(rank, meeting) as leader:
+            return follow_leader(rank, rendezvous)
+        with Leader(rank, rendezvous) as leader:
             return lead(leader)
 
     return leave(guarded(take_part, argv))

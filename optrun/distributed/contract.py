@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -20,14 +21,14 @@ _CONTEXT = 23
 
 
 class Ranks(Protocol):
-    """Ranks that can judge values together: a `Meeting`, or a `World`."""
+    """Ranks that can combine their values: a `Rendezvous`, or a `World`."""
 
     @property
     def size(self) -> int:
         """The number of ranks."""
 
-    def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
-        """Call `judge` with the values of all ranks, by rank; every rank gets its result."""
+    def all_reduce(self, key: str, value: object, combine: Callable[[list[Any]], Any]) -> Any:
+        """Combine the values of all ranks, by rank; return the result on every rank."""
 
 
 def refuse_different(ranks: Ranks, facts: Mapping[str, object]) -> None:
@@ -35,21 +36,21 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object]) -> None:
 
     Args:
         ranks: All of them must call this.
-        facts: Values by dotted name; a value that JSON cannot hold is compared by its `str`.
+        facts: Values by dotted name; a value without a JSON form is compared by its `str`.
 
     Raises:
-        ConfigError: With the first rank that differs from rank 0, their machines, and up to three
-            keys with both values.
+        ConfigError: Facts differ. The message names the first rank that differs from rank 0, both
+            machines, and up to three keys with both values.
     """
     if ranks.size == 1:
         return
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
-    message = ranks.settle("contract", [socket.gethostname(), texts], _describe_difference)
+    message = ranks.all_reduce("contract", [socket.gethostname(), texts], _describe_difference)
     if message is not None:
         raise ConfigError(message)
 
 
-def agree(ranks: Ranks, act: Callable[[], T]) -> T:
+def call_on_all(ranks: Ranks, act: Callable[[], T]) -> T:
     """Call a function on every rank; if it raises an OptrunError on one, every rank raises one.
 
     Args:
@@ -60,65 +61,68 @@ def agree(ranks: Ranks, act: Callable[[], T]) -> T:
         The result of this rank.
 
     Raises:
-        OptrunError: This rank's own, else one of the same kind as that of the first rank that has
-            one, with its rank and machine.
+        OptrunError: The error of this rank if it has one; else an error of the same class as that
+            of the first failing rank, with its number and machine.
     """
     if ranks.size == 1:
         return act()
     try:
         result = act()
     except OptrunError as error:
-        ranks.settle("agree", [error.exit_code, socket.gethostname(), str(error)], _first_refusal)
+        own_error = [error.exit_code, socket.gethostname(), str(error)]
+        ranks.all_reduce("errors", own_error, _first_error)
         raise
-    refusal = ranks.settle("agree", None, _first_refusal)
-    if refusal is not None:
-        rank, code, host, message = refusal
+    first_error = ranks.all_reduce("errors", None, _first_error)
+    if first_error is not None:
+        rank, code, host, message = first_error
         raise kind_of(code)(f"rank {rank} on {host}: {message}")
     return result
 
 
-def _first_refusal(refusals: Sequence[Any]) -> list[Any] | None:
-    """Return the first refusal, its rank prepended; None if all values are None."""
-    for rank, refusal in enumerate(refusals):
-        if refusal is not None:
-            return [rank, *refusal]
+def _first_error(errors: Sequence[Any]) -> list[Any] | None:
+    """Return [rank, *error] of the first rank with an error; None if all entries are None."""
+    for rank, error in enumerate(errors):
+        if error is not None:
+            return [rank, *error]
     return None
 
 
 def _describe_difference(values: Sequence[Any]) -> str | None:
-    """Describe how the first rank with other facts than rank 0 differs from it.
+    """Describe how the first rank with other facts than rank 0 differs from rank 0.
 
     Args:
-        values: Host and facts of each rank, by rank.
+        values: (host, facts) of each rank, by rank.
 
     Returns:
         None if the facts of all ranks are equal.
     """
     host, facts = values[0]
-    ranks = [rank for rank, (_, other_facts) in enumerate(values) if other_facts != facts]
-    if not ranks:
+    differing_ranks = [rank for rank, (_, rank_facts) in enumerate(values) if rank_facts != facts]
+    if not differing_ranks:
         return None
-    other_host, other_facts = values[ranks[0]]
-    names = [name for name in {**facts, **other_facts} if facts.get(name) != other_facts.get(name)]
+    rank = differing_ranks[0]
+    rank_host, rank_facts = values[rank]
+    keys = [key for key in {**facts, **rank_facts} if facts.get(key) != rank_facts.get(key)]
     differences = []
-    for name in names[:_MAX_KEYS]:
-        value = _shorten(facts.get(name), other_facts.get(name))
-        other_value = _shorten(other_facts.get(name), facts.get(name))
+    for key in keys[:_MAX_KEYS]:
+        value = _shorten(facts.get(key), rank_facts.get(key))
+        rank_value = _shorten(rank_facts.get(key), facts.get(key))
         differences.append(
-            f"{name}={other_value} on {other_host} (rank {ranks[0]}), {value} on {host} (rank 0)"
+            f"{key}={rank_value} on {rank_host} (rank {rank}), {value} on {host} (rank 0)"
         )
-    more = f"; {len(names) - _MAX_KEYS} more keys" if len(names) > _MAX_KEYS else ""
-    also = f" {len(ranks) - 1} more ranks differ from rank 0." if len(ranks) > 1 else ""
+    more_keys = f"; {len(keys) - _MAX_KEYS} more keys" if len(keys) > _MAX_KEYS else ""
+    more_ranks = len(differing_ranks) - 1
+    also = f" {more_ranks} more ranks differ from rank 0." if more_ranks else ""
     return (
-        f"The ranks would not run the same: {'; '.join(differences)}{more}. Expected the same on"
-        f" all ranks.{also}"
+        f"The ranks were started differently: {'; '.join(differences)}{more_keys}. Start all ranks"
+        f" with the same code and configuration.{also}"
     )
 
 
 def _shorten(value: str | None, other: str | None) -> str:
-    """Shorten a value to the 60 characters around its first difference from the other.
+    """Shorten a JSON text to 60 characters around its first difference from another one.
 
-    Quotes around it are left out; None, a missing value, is "nothing".
+    Quotes around it are left out. None, a missing value, becomes "nothing".
 
     Example:
         >>> _shorten('"' + 50 * "x " + 'lr=1"', '"' + 50 * "x " + 'lr=2"')
@@ -129,9 +133,9 @@ def _shorten(value: str | None, other: str | None) -> str:
     text = value.strip('"')
     if len(text) <= _MAX_CHARACTERS:
         return text
-    pairs = enumerate(zip(text, (other or "").strip('"'), strict=False))
-    first_difference = next((at for at, (ours, theirs) in pairs if ours != theirs), 0)
+    first_difference = len(os.path.commonprefix([text, (other or "").strip('"')]))  # noqa: RUF071  # characters, no paths
     begin = max(0, first_difference - _CONTEXT)
-    head = "..." if begin else ""
-    tail = "..." if len(text) > begin + _MAX_CHARACTERS else ""
-    return f"{head}{text[begin : begin + _MAX_CHARACTERS]}{tail}"
+    end = begin + _MAX_CHARACTERS
+    head = "..." if begin > 0 else ""
+    tail = "..." if len(text) > end else ""
+    return f"{head}{text[begin:end]}{tail}"

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 from optrun.distributed.memory_file import MemoryFile
 
 _END_BYTES = 16_384
-"""Most bytes of the text in which a rank reports how it ended."""
+"""Most bytes of a rank's report on its end."""
 
 
 class Phase(IntEnum):
@@ -43,7 +43,7 @@ class Phase(IntEnum):
 
 
 class RankStatus(NamedTuple):
-    """What a rank wrote at its last heartbeat: its process, and what it is doing."""
+    """The last heartbeat of a rank: its process, phase and step."""
 
     pid: int
     """0: the process has not started yet."""
@@ -156,7 +156,9 @@ class Heartbeats:
         return (len(self._memory) - self._HEAD.size) // self._RANK_BYTES
 
     def write_end(self, local_rank: int, text: str) -> None:
-        """Write how a rank ended.
+        """Write a rank's report on its end: the text first, then its length.
+
+        A reader between the two sees the old length, so no torn text.
 
         Args:
             local_rank: Rank among those of this machine.
@@ -169,7 +171,7 @@ class Heartbeats:
         self._memory[length_at:text_at] = self._LENGTH.pack(len(content))
 
     def read_end(self, local_rank: int) -> str:
-        """Read how a rank ended; empty if it has not written it."""
+        """Read a rank's report on its end; empty if it has not written one."""
         length_at = self._line_at(local_rank) + self._LINE.size
         text_at = length_at + self._LENGTH.size
         (length,) = self._LENGTH.unpack_from(self._memory, length_at)
@@ -225,7 +227,9 @@ def end() -> None:
 
 
 def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
-    """Write a heartbeat, without a system call; does nothing before `begin`.
+    """Write a heartbeat: phase, step and time. Does nothing before `begin`.
+
+    It needs no system call. A rising `step` also adds one to the steps of this start.
 
     Args:
         phase: The phase that begins now; None: the same as before.
@@ -243,8 +247,9 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     if step is None:
         step = last.step
     done = last.done
-    # The first step number is that from which this start continues.
-    if last.phase > Phase.preparing and step > last.step:
+    # Before that phase ends, `step` rises from 0 to the step of the checkpoint to resume from.
+    is_prepared = last.phase > Phase.preparing
+    if is_prepared and step > last.step:
         done += 1
     line.last = RankStatus(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
     line.table.write(line.local_rank, line.last)
@@ -253,9 +258,9 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
 
 @contextmanager
 def during(phase: Phase) -> Iterator[None]:
-    """Set the phase of this process inside the context; after it the phase before it."""
-    before = beat(phase)
+    """Set the phase of this process inside the context, and restore the phase before afterwards."""
+    phase_before = beat(phase)
     try:
         yield
     finally:
-        beat(before)
+        beat(phase_before)

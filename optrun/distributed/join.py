@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from optrun.base.errors import ConfigError
 
-_FIRST_PORT, _PORTS = 15000, 20000
-"""Where ranks meet that no launcher gave a port: this many from here on, by a number that the job's
-ranks share."""
+_FIRST_PORT = 15_000
+_PORT_COUNT = 20_000
+"""If no launcher sets MASTER_PORT, ranks derive one of these ports from a number of their job."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """The rank of this process, as its launcher's environment variables give it."""
+    """The rank of this process, read from its launcher's environment variables."""
 
     launcher: str
     rank: int
@@ -62,9 +62,11 @@ _LAUNCHERS = (
 
 
 def launched(env: Mapping[str, str]) -> Launched | None:
-    """Read which rank this process is; None: no launcher started it.
+    """Read the rank of this process; None: no launcher started it.
 
-    WORLD_SIZE=1, which many environments set, is none without RANK and MASTER_ADDR.
+    The first launcher counts whose variables are set. Many environments set WORLD_SIZE=1 for a
+    single process, so a size of 1 is ignored without the rank, and for torchrun without
+    MASTER_ADDR.
 
     Args:
         env: The environment variables.
@@ -73,28 +75,26 @@ def launched(env: Mapping[str, str]) -> Launched | None:
         ConfigError: A variable of the launcher is missing, is no number, or is out of range.
     """
     for names in _LAUNCHERS:
-        size = next((name for name in names.size if env.get(name, "").strip()), None)
-        if size is None or (names.launcher == "srun" and not _is_started_by_srun(env)):
+        size_name = next((name for name in names.size if env.get(name, "").strip()), None)
+        if size_name is None or (names.launcher == "srun" and not _is_started_by_srun(env)):
             continue
-        ranks = _read_number(env, size, names.launcher)
-        if ranks == 1 and (
-            names.rank not in env or (names.launcher == "torchrun" and "MASTER_ADDR" not in env)
-        ):
-            continue  # WORLD_SIZE=1 stands in many a profile
-        rank = _read_number(env, names.rank, names.launcher, f"{size}={ranks}")
-        if not 0 <= rank < ranks:
-            raise ConfigError(
-                f"{names.rank}={rank}: expected 0 to {ranks - 1}, since {size}={ranks}."
-            )
-        local_rank, local_size = _read_local_rank(env, names, rank, ranks)
-        return Launched(names.launcher, rank, ranks, local_rank, local_size, f"{size}={ranks}")
+        size = _read_number(env, size_name, names.launcher)
+        lacks_address = names.launcher == "torchrun" and "MASTER_ADDR" not in env
+        if size == 1 and (names.rank not in env or lacks_address):
+            continue
+        shown = f"{size_name}={size}"
+        rank = _read_number(env, names.rank, names.launcher, shown)
+        if not 0 <= rank < size:
+            raise ConfigError(f"{names.rank}={rank}: expected 0 to {size - 1}, since {shown}.")
+        local_rank, local_size = _read_local_rank(env, names, rank, size)
+        return Launched(names.launcher, rank, size, local_rank, local_size, shown)
     return None
 
 
 def _is_started_by_srun(env: Mapping[str, str]) -> bool:
-    """Tell whether srun started this process as a task of a step.
+    """Tell whether srun started this process as one of several tasks.
 
-    A script of sbatch has SLURM_PROCID and SLURM_NTASKS, too, but is a single process.
+    sbatch sets SLURM_PROCID and SLURM_NTASKS for its script, too, but not the id of a step.
     """
     return "SLURM_STEP_ID" in env or "SLURM_STEPID" in env or "SLURM_JOB_ID" not in env
 
@@ -104,26 +104,33 @@ def _read_local_rank(
 ) -> tuple[int, int]:
     """Read the rank among those of this machine, and their number.
 
-    Without a variable for the local rank, all ranks are taken to be on this machine. With one,
-    their number is the first of these that is known:
+    If the launcher sets no local rank, all ranks are taken to be on this machine. Else the number
+    of local ranks is the first of these that is known:
 
     1. under srun, SLURM's number of tasks on this machine;
     2. the launcher's variable for it, unless it is no plain number;
     3. the number of all ranks if SLURM has one machine;
-    4. the local rank plus 1, the smallest number that fits.
+    4. the local rank plus 1, the smallest possible number.
 
     Args:
         env: The environment variables.
-        names: Those of the launcher.
+        names: The names of the launcher's variables.
         rank: Rank of this process among all ranks.
         ranks: Number of all ranks.
 
     Raises:
-        ConfigError: The local rank is missing although SLURM has several machines, or is no number.
+        ConfigError: The local rank is missing although SLURM has several machines, or a variable is
+            no number.
     """
+    has_nodes = env.get("SLURM_NNODES", "").strip()
+    nodes = _read_number(env, "SLURM_NNODES", "SLURM") if has_nodes else None
     if not env.get(names.local_rank, "").strip():
-        if int(env.get("SLURM_NNODES", "1")) > 1:
-            raise ConfigError(f"{names.local_rank} is missing: it says which device this rank has.")
+        if nodes is not None and nodes > 1:
+            raise ConfigError(
+                f"{names.local_rank} is missing, but SLURM_NNODES={nodes} says that the ranks are"
+                f" on several machines. Let {names.launcher} set it: it selects the device of each"
+                " rank."
+            )
         return rank, ranks
     local_rank = _read_number(env, names.local_rank, names.launcher)
     tasks = _count_local_tasks(env) if names.launcher == "srun" else None
@@ -132,35 +139,46 @@ def _read_local_rank(
     local_size = env.get(names.local_size, "").strip()
     if local_size.isdecimal():
         return local_rank, int(local_size)
-    if env.get("SLURM_NNODES") == "1":
+    if nodes == 1:
         return local_rank, max(local_rank + 1, ranks)
     return local_rank, local_rank + 1
 
 
 def _count_local_tasks(env: Mapping[str, str]) -> int | None:
-    """Read how many tasks srun starts on this machine; None: SLURM does not say.
+    """Read the number of tasks that srun starts on this machine; None if SLURM does not set it.
 
-    SLURM_STEP_TASKS_PER_NODE=4(x2),1 means 4 tasks on each of the first two machines. This is not
-    SLURM_NTASKS_PER_NODE, which a step need not use up.
+    SLURM_STEP_TASKS_PER_NODE=4(x2),1 means 4 tasks on each of two machines and 1 on the third;
+    SLURM_NODEID is the index of this machine. SLURM_NTASKS_PER_NODE is not used: it is the number
+    of tasks that were requested, and a step may start fewer.
     """
     entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    counts: list[int] = []
-    for count, times in entries:
-        counts += [int(count)] * int(times or 1)
+    tasks_of_nodes: list[int] = []
+    for tasks, repeats in entries:
+        tasks_of_nodes += [int(tasks)] * int(repeats or 1)
     node = env.get("SLURM_NODEID", "0")
-    if node.isdecimal() and int(node) < len(counts):
-        return counts[int(node)]
+    if node.isdecimal() and int(node) < len(tasks_of_nodes):
+        return tasks_of_nodes[int(node)]
     return None
 
 
-def _read_number(env: Mapping[str, str], name: str, launcher: str, others: str = "") -> int:
-    """Read a whole number from a launcher's variable; refuse one that is missing or no number."""
+def _read_number(env: Mapping[str, str], name: str, launcher: str, size: str = "") -> int:
+    """Read a non-negative integer from a launcher's variable.
+
+    Args:
+        env: The environment variables.
+        name: Name of the variable.
+        launcher: The launcher that sets it, for messages.
+        size: The variable with the number of ranks, as `NAME=VALUE`, for the message.
+
+    Raises:
+        ConfigError: The variable is missing, or is no such number.
+    """
     text = env.get(name, "").strip()
     if not text:
         raise ConfigError(
-            f"{name} is missing, although {others} says that there are several ranks, as {launcher}"
-            f" does. Expected both, with distributed=ddp; or no {others.partition('=')[0]}, and"
-            " optrun starts the ranks itself."
+            f"{name} is missing, but {size} says that {launcher} started several ranks. Set both"
+            f" and use distributed=ddp; or unset {size.partition('=')[0]}, and optrun starts the"
+            " ranks itself."
         )
     if not text.isdecimal():
         raise ConfigError(f"{name}={text}: expected a whole number, as {launcher} sets it.")
@@ -168,10 +186,12 @@ def _read_number(env: Mapping[str, str], name: str, launcher: str, others: str =
 
 
 def set_torch_environment(launched: Launched) -> None:
-    """Set the variables that `torch.distributed` reads, as torchrun would have.
+    """Set the environment variables that `torch.distributed` reads, as torchrun does.
+
+    An existing MASTER_ADDR or MASTER_PORT is kept.
 
     Raises:
-        ConfigError: Nobody says where the ranks meet, and they are on several machines.
+        ConfigError: The address or port of rank 0 is unknown.
     """
     env = os.environ
     values = {
@@ -186,10 +206,10 @@ def set_torch_environment(launched: Launched) -> None:
 
 
 def _rank_0_address(launched: Launched) -> str:
-    """Return the address of rank 0: of srun the first host, on a single machine 127.0.0.1.
+    """Return the host of rank 0: under srun the first host of the step, else 127.0.0.1.
 
     Raises:
-        ConfigError: The launcher does not say where rank 0 is.
+        ConfigError: torchrun without MASTER_ADDR, or mpirun on several machines.
     """
     if launched.launcher == "srun":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
@@ -199,33 +219,33 @@ def _rank_0_address(launched: Launched) -> str:
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return "127.0.0.1"
     raise ConfigError(
-        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0, as torchrun sets"
-        " it, and with mpirun on several machines: mpirun -x MASTER_ADDR=HOST -x"
-        " MASTER_PORT=29500. To let optrun start the ranks, start it by itself with"
-        " distributed=ddp."
+        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0. torchrun sets it;"
+        " on several machines, call mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500. To let optrun"
+        " start the ranks, run it without a launcher, with distributed=ddp."
     )
 
 
 def _shared_port(launched: Launched) -> str:
-    """Derive a port that is the same for all ranks: from SLURM's job and step, or mpirun's process.
+    """Derive the same port on all ranks: from SLURM's job and step, or from mpirun's process id.
 
     Raises:
         ConfigError: torchrun without MASTER_PORT, or mpirun on several machines.
     """
     if launched.launcher == "srun":
-        shared = os.environ.get("SLURM_JOB_ID") or str(os.getppid())
-        step = os.environ.get("SLURM_STEP_ID", "0")
-        return str(_FIRST_PORT + (int(shared) * 7 + int(step if step.isdecimal() else 0)) % _PORTS)
+        job = int(os.environ.get("SLURM_JOB_ID") or os.getppid())
+        step_text = os.environ.get("SLURM_STEP_ID", "0")
+        step = int(step_text) if step_text.isdecimal() else 0
+        return str(_FIRST_PORT + (job * 7 + step) % _PORT_COUNT)  # 7: steps of a job differ
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
-        return str(_FIRST_PORT + os.getppid() % _PORTS)  # mpirun started them all
+        return str(_FIRST_PORT + os.getppid() % _PORT_COUNT)  # all ranks are children of mpirun
     raise ConfigError(
-        f"MASTER_PORT is missing ({launched.shown}): expected the port where the ranks meet, such"
-        " as 29500."
+        f"MASTER_PORT is missing ({launched.shown}): expected a free port of rank 0's machine, such"
+        " as 29500, the same for all ranks."
     )
 
 
 def first_node(nodes: str) -> str:
-    """Read the first host of a list as SLURM writes it.
+    """Return the first host of a list in SLURM's notation.
 
     Example:
         >>> first_node("gpu[07-09,12],cpu1"), first_node("node1,node2")
@@ -233,6 +253,6 @@ def first_node(nodes: str) -> str:
         >>> first_node("a[1-2]b[3-4]-ib")
         'a1b3-ib'
     """
-    match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
-    assert match is not None
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[0])
+    until_comma_outside_brackets = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
+    assert until_comma_outside_brackets is not None
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", until_comma_outside_brackets[0])

@@ -6,29 +6,33 @@ from optrun.distributed.heartbeat import Phase, RankStatus
 
 KEY = "distributed.timeout_seconds"
 _FIRST_STEP_SECONDS = 300.0
-"""At least, until the first step of a start is done: libraries are imported, kernels compiled."""
+"""Shortest limit until the first step of a start is done: libraries are imported, kernels compiled.
+"""
 
 
 def longest_silence(timeout_seconds: float) -> float:
-    """Return the seconds after which no rank waits for another one any more."""
+    """Return the longest silence allowed to any rank, in seconds: at least 300."""
     return max(timeout_seconds, _FIRST_STEP_SECONDS)
 
 
 def allowed_silence(status: RankStatus, timeout_seconds: float) -> float:
-    """Return how many seconds a rank may be silent after this sign of life.
+    """Return the seconds that a rank may be silent after its last heartbeat.
+
+    That is `timeout_seconds`; but at least 300 until every rank has done its first step.
 
     Args:
-        status: Its last. A rank that waits may be one step ahead of a rank in its first step.
-        timeout_seconds: Of the configuration.
+        status: The last heartbeat.
+        timeout_seconds: The option `distributed.timeout_seconds`.
     """
-    first_steps = 1 if status.phase is Phase.waiting else 0
-    if status.done > first_steps:
+    # A rank that waits for others may have done its first step while they still compile theirs.
+    steps_before_limit = 1 if status.phase is Phase.waiting else 0
+    if status.done > steps_before_limit:
         return timeout_seconds
     return longest_silence(timeout_seconds)
 
 
 def describe_limit(status: RankStatus, timeout_seconds: float) -> str:
-    """Name the limit of a rank, for messages.
+    """Write the seconds that a rank may be silent, with the option that sets them.
 
     Example:
         >>> early = RankStatus(1, 0, Phase.training, 0, 0.0)

@@ -36,13 +36,14 @@ Requests are passed on a little later, so that such a signal counts once.
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRanks:
-    """The ranks to start, and how."""
+    """How to start the ranks of this machine."""
 
     nproc: int
+    """Number of ranks."""
     timeout_seconds: float
-    """How long a rank may be silent."""
+    """Seconds that a rank may be silent."""
     max_restarts: int = 0
-    """How often they are started again."""
+    """How often all ranks are started again after a failure."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Ended:
 
     ends: list[RankEnd]
     stops: int
-    """How many signals asked them to stop."""
+    """Number of signals that asked them to stop."""
 
 
 def run_ranks(
@@ -59,16 +60,16 @@ def run_ranks(
     heartbeats: Heartbeats,
     begin: Callable[[list[RankEnd] | None], Sequence[str]],
 ) -> Ended:
-    """Start the ranks, again if that is allowed, and wait for their end.
+    """Start the ranks, wait for their end, and start them again up to `max_restarts` times.
 
-    A refusal, a non-finite number, a full disk or a stop would only come again, so only the exit
-    code of a failure is followed by another start.
+    Only a failure with exit code 1 leads to another start: a refusal, a non-finite number, a full
+    disk or a stop would only occur again.
 
     Args:
-        ranks: Which, and how.
-        heartbeats: Shared with them.
-        begin: Called before each start with the ends of the ranks before, None at the first;
-            returns what each rank runs, after the interpreter.
+        ranks: How to start them.
+        heartbeats: The table that the ranks write their heartbeats to.
+        begin: Called before each start with the ends of the start before, None at the first;
+            returns the arguments of the Python interpreter for each rank.
     """
     ends: list[RankEnd] | None = None
     with _environment(ranks.nproc), _signals_forwarded(heartbeats) as stops:
@@ -82,33 +83,33 @@ def run_ranks(
 
 
 def _run_once(ranks: LocalRanks, heartbeats: Heartbeats, command: Sequence[str]) -> list[RankEnd]:
-    """Run the ranks to their end, and end one that hangs."""
+    """Start the ranks once, kill those that hang, and return how each ended."""
     hung: dict[int, RankEnd] = {}
 
-    def end_silent(silent: dict[int, RankStatus]) -> None:
-        if hung:  # ranks that are silent later have lost that one, and torch ends them
+    def kill_hung(silent: dict[int, RankStatus]) -> None:
+        if hung:  # ranks that fall silent later have lost a hung one, and torch ends them
             return
         hung.update(find_hung(silent, ranks.timeout_seconds, ranks.nproc))
         for local_rank in hung:
             kill(silent[local_rank])
 
     heartbeats.forget()
-    with Watchdog(heartbeats, ranks.timeout_seconds, end_silent):
+    with Watchdog(heartbeats, ranks.timeout_seconds, kill_hung):
         exit_codes = _launch(command, ranks.nproc)
-    # A rank without an exit code was ended by torch because another one failed.
-    default_code = 0 if exit_codes else -signal.SIGTERM
     ends = []
     for local_rank in range(ranks.nproc):
-        code = exit_codes.get(local_rank, default_code)
-        ends.append(hung.get(local_rank) or _end_of(heartbeats, local_rank, code))
+        if local_rank in hung:
+            ends.append(hung[local_rank])
+        else:
+            ends.append(_read_end(heartbeats, local_rank, exit_codes[local_rank]))
     return ends
 
 
-def _launch(command: Sequence[str], nproc: int) -> dict[int, int]:
-    """Start an interpreter for each rank, and wait for all.
+def _launch(command: Sequence[str], nproc: int) -> list[int]:
+    """Start an interpreter for each rank, wait for all, and return an exit code for each rank.
 
-    Returns:
-        Exit codes by rank, of those that failed first.
+    If ranks failed, the others get 0: torch has ended them, and they are no cause. If none failed,
+    all get -SIGTERM, which counts for a rank that left no report on its end, see `_read_end`.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -122,7 +123,7 @@ def _launch(command: Sequence[str], nproc: int) -> dict[int, int]:
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",  # a free port
         local_addr="127.0.0.1",
-        max_restarts=0,  # `run_ranks` knows which ends are worth another start
+        max_restarts=0,  # `run_ranks` restarts, because only it knows which failures may pass
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle="SIGQUIT",  # other signals are requests to the ranks
@@ -130,74 +131,81 @@ def _launch(command: Sequence[str], nproc: int) -> dict[int, int]:
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as failed:
-        return {failure.local_rank: failure.exitcode for failure in failed.failures.values()}
-    return {}
+        exit_codes = [0] * nproc
+        for failure in failed.failures.values():
+            exit_codes[failure.local_rank] = failure.exitcode
+        return exit_codes
+    return [-signal.SIGTERM] * nproc
 
 
-def _end_of(heartbeats: Heartbeats, local_rank: int, exit_code: int) -> RankEnd:
-    """Read how a rank ended: as it says itself, else by its exit code and its last heartbeat."""
-    text = heartbeats.read_end(local_rank)
-    if text:
-        return RankEnd(**json.loads(text))  # also if it was ended on its way out
+def _read_end(heartbeats: Heartbeats, local_rank: int, exit_code: int) -> RankEnd:
+    """Read a rank's own report on its end; without one, use its exit code and last heartbeat."""
+    report = heartbeats.read_end(local_rank)
+    if report:
+        return RankEnd(**json.loads(report))  # also if it was killed after it wrote the report
     last = heartbeats[local_rank]
     return RankEnd(last.rank, exit_code, where=str(last), seen=last.time)
 
 
 @contextmanager
 def _environment(nproc: int) -> Iterator[None]:
-    """Let optrun say how ranks ended, and share the cores among them.
+    """Silence the log of torch's launcher, and set OMP_NUM_THREADS so that ranks share the cores.
 
-    torch's agent would log every end but 0 as a failure, that of a rank that stops early, too.
+    The launcher would log every exit code but 0 as a failure, even that of a rank that stops early;
+    optrun reports how ranks ended itself. OMP_NUM_THREADS is kept if it is set. All is restored.
     """
     logger = logging.getLogger("torch.distributed.elastic")
-    silent = logging.NullHandler()
+    no_output = logging.NullHandler()
     propagate = logger.propagate
-    before = dict(os.environ)
-    logger.propagate = False  # loggers below have levels of their own
-    logger.addHandler(silent)
+    environment_before = dict(os.environ)
+    logger.propagate = False  # a level would not do: child loggers have levels of their own
+    logger.addHandler(no_output)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     try:
         yield
     finally:
         logger.propagate = propagate
-        logger.removeHandler(silent)
+        logger.removeHandler(no_output)
         for name in ("OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE"):  # torch sets the latter
             os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+            if name in environment_before:
+                os.environ[name] = environment_before[name]
 
 
 @contextmanager
 def _signals_forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
-    """Turn signals to this process into requests to its ranks, and list them.
+    """Turn signals to this process into requests to its ranks; yield the growing list of stops.
 
-    There are none outside the main thread.
+    SIGINT, SIGTERM and SIGHUP ask to stop, 0.5 s later, see `_DIRECT_SECONDS`. SIGUSR1 asks to save
+    at once. An ignored SIGHUP (nohup) stays ignored. Outside the main thread, where Python allows
+    no handlers, nothing is forwarded.
     """
     stops: list[signal.Signals] = []
     timers: list[threading.Timer] = []
 
-    def ask() -> None:
+    def request_stop() -> None:
         heartbeats.requests = replace(heartbeats.requests, stops=len(stops), stop_signal=stops[0])
 
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def on_stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         stops.append(signal.Signals(number))
-        timers.append(threading.Timer(_DIRECT_SECONDS, ask))
-        timers[-1].daemon = True
-        timers[-1].start()
+        timer = threading.Timer(_DIRECT_SECONDS, request_stop)
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
 
-    def save(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def on_save(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         heartbeats.requests = replace(heartbeats.requests, saves=heartbeats.requests.saves + 1)
 
-    before: dict[signal.Signals, Any] = {}
+    handlers_before: dict[signal.Signals, Any] = {}
     with contextlib.suppress(ValueError):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, stop)
-        before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, save)
+                handlers_before[number] = signal.signal(number, on_stop)
+        handlers_before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, on_save)
     try:
         yield stops
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
         for timer in timers:
             timer.cancel()

@@ -35,7 +35,7 @@ class MemoryFile:
 
 
 def read_text(path: Path) -> str:
-    """Read what another process has written so far.
+    """Read the text that another process has written to its memory file so far.
 
     Raises:
         OSError: That process has ended, or has closed the file.

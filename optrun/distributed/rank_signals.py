@@ -1,4 +1,4 @@
-"""Pass requests to a rank on to training: signals, requests of the starter, and its end."""
+"""Pass requests to a rank on to training: signals, and requests of the process that started it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import signal
 import threading
 import time
 from types import FrameType
+from typing import Any
 
 from optrun.distributed.heartbeat import Heartbeats, Requests
 
 _LOOK_SECONDS = 0.1
 _ORPHAN_SECONDS = 30.0
-"""For a rank whose launcher is gone: time to stop by itself, everything saved."""
+"""Time for a rank to save and stop after its launcher is gone; then it exits at once."""
 _REPEAT_SECONDS = 2.5
-"""After which a second request is one: more than `training.signals.REPEAT_SECONDS`."""
+"""Time after the first stop request from which another one is a second request, and not the same
+again: more than `training.signals.REPEAT_SECONDS`."""
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,10 +48,12 @@ class RankSignals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         signal.signal(signal.SIGUSR1, self._note)
-        threading.Thread(target=self._follow, name="optrun-rank-signals", daemon=True).start()
+        threading.Thread(
+            target=self._watch_requests, name="optrun-rank-signals", daemon=True
+        ).start()
 
     def close(self) -> None:
-        """Ignore requests from now on; the launcher's end still ends this process."""
+        """Ignore requests from now on; this process still exits if its launcher is gone."""
         self._over.set()
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -58,10 +62,13 @@ class RankSignals:
         else:
             self._noted.append(signal.Signals(number))
 
-    def _follow(self) -> None:
-        """Pass requests on, and end this process when its launcher has been gone for 30 s."""
-        waited = threading.Event()
-        while not waited.wait(_LOOK_SECONDS):
+    def _watch_requests(self) -> None:
+        """Pass requests on ten times a second, for ever; the body of a daemon thread.
+
+        Once the launcher has been gone for 30 s, kill child processes and exit with code 1.
+        """
+        while True:
+            time.sleep(_LOOK_SECONDS)
             if os.getppid() != self._parent:
                 self._orphaned += _LOOK_SECONDS
                 if self._orphaned >= _ORPHAN_SECONDS:
@@ -69,17 +76,17 @@ class RankSignals:
                         worker.kill()
                     os._exit(1)
             if not self._over.is_set():
-                self._pass_on()
+                self._send_to_training()
 
-    def _pass_on(self) -> None:
-        """Signal this process with the requests that training has not taken yet.
+    def _send_to_training(self) -> None:
+        """Send this process the signals for pending requests, if training handles signals now.
 
-        A scheduler's signal may reach rank and starter at once, as SLURM's does: it counts as one
-        request.
+        Requests are stored signals, requests of the process that started this rank, and a launcher
+        that is gone, which asks to stop. SLURM may signal a rank and its starter at once: both
+        count as one request.
         """
-        # `training.signals.SignalHandler`, while it handles the signals; this package lies below.
-        handler: object = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-        if handler is self or not hasattr(handler, "stop_signal"):
+        handler = self._training_handler()
+        if handler is None:
             return
         requests = Requests() if self.heartbeats is None else self.heartbeats.requests
         stops = requests.stops
@@ -89,8 +96,8 @@ class RankSignals:
         if self._noted or self._orphaned:
             stops = max(stops, 1)
         is_stopping = handler.stop_signal is not None
-        # Only once: the main thread takes a signal when it comes to it.
-        if stops and not is_stopping and not self._sent:
+        # `_sent` prevents a repetition: the main thread may take a while to run the handler.
+        if stops and not is_stopping and self._sent == 0:
             self._sent = 1
             os.kill(os.getpid(), number)
         elif stops > 1 and is_stopping and self._sent < 2 and self._is_second(handler):
@@ -101,8 +108,18 @@ class RankSignals:
             self._save_noted = False
             os.kill(os.getpid(), signal.SIGUSR1)
 
+    def _training_handler(self) -> Any:
+        """Return the `training.signals.SignalHandler` that handles SIGTERM now; None if none does.
+
+        It is recognised by its attribute `stop_signal`, since this package may not import training.
+        """
+        handler = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        if handler is self or not hasattr(handler, "stop_signal"):
+            return None
+        return handler
+
     @staticmethod
     def _is_second(handler: object) -> bool:
-        """Tell whether enough time has passed for a request to be another one."""
+        """Tell whether training has been stopping for 2.5 s, so that a request is a second one."""
         stopped_at: float = getattr(handler, "stopped_at", 0.0)
         return time.monotonic() - stopped_at > _REPEAT_SECONDS

@@ -25,36 +25,36 @@ from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpC
 from optrun.distributed.world import World
 
 GradientSync = Callable[[bool], AbstractContextManager[object]]
-"""Stands around each micro-batch, told whether it is the last of its step: gradients are reduced
-there only."""
+"""Takes whether a micro-batch is the last of its step; returns a context for that micro-batch, in
+which gradients are reduced only if it is."""
 
 
 def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:
-    """Return the numbers of model replicas and of shards of each replica.
+    """Return the number of model replicas, and the number of shards of each replica.
 
     Args:
         config: The degrees; a shard degree of -1 uses all ranks.
         ranks: The number of ranks.
 
     Raises:
-        ConfigError: The degrees do not multiply to the number of ranks.
+        ConfigError: Replicas times shards is not the number of ranks.
     """
-    groups = config.data_parallel_replicate_degree
+    replicas = config.data_parallel_replicate_degree
     shards = config.data_parallel_shard_degree
-    if ranks % groups:
+    if ranks % replicas:
         raise ConfigError(
-            f"distributed.data_parallel_replicate_degree={groups}: expected a divisor of {ranks},"
+            f"distributed.data_parallel_replicate_degree={replicas}: expected a divisor of {ranks},"
             " the number of ranks."
         )
     if shards == -1:
-        shards = ranks // groups
-    if groups * shards != ranks:
+        shards = ranks // replicas
+    if replicas * shards != ranks:
         raise ConfigError(
-            f"distributed.data_parallel_shard_degree={shards}: with {groups} groups of ranks"
-            f" (data_parallel_replicate_degree) it makes {groups * shards} ranks, and there are"
-            f" {ranks}. Expected {ranks // groups}, or -1."
+            f"distributed.data_parallel_shard_degree={shards}: with"
+            f" data_parallel_replicate_degree={replicas} that needs {replicas * shards} ranks, but"
+            f" there are {ranks}. Expected {ranks // replicas}, or -1."
         )
-    return groups, shards
+    return replicas, shards
 
 
 def distribute(
@@ -64,7 +64,9 @@ def distribute(
     device: torch.device,
     blocks: Sequence[str],
 ) -> tuple[nn.Module, GradientSync]:
-    """Wrap a model for training on several ranks: by DDP, by FSDP2, or not at all.
+    """Wrap a model for training on several ranks by DDP or FSDP2, as configured.
+
+    With `distributed=none` the model is returned as it is.
 
     Args:
         model: Equal on every rank, on the CPU or on the device; for FSDP2, ranks other than 0 may
@@ -79,15 +81,15 @@ def distribute(
         The module to call in training, and the context manager for each micro-batch.
 
     Raises:
-        ConfigError: Degrees that do not multiply to the number of ranks.
+        ConfigError: The degrees of FSDP2 do not multiply to the number of ranks.
     """
     if isinstance(config, FsdpConfig):
         return _shard_fully(model, config, world, device, blocks)
     if isinstance(config, DdpConfig):
         ids = [device] if device.type == "cuda" else None
-        # What a model does not use keeps no gradient, as in one process. And without it torch lays
-        # out its buckets anew after the first step: on more than two ranks a resumed run would
-        # sum in another order than before.
+        # With find_unused_parameters, unused parameters keep grad=None, as in one process. Without
+        # it torch rebuilds its buckets after the first step: on more than two ranks a resumed run
+        # would sum gradients in another order than before.
         replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
         return replicated, lambda last: nullcontext() if last else replicated.no_sync()
     return model, lambda last: nullcontext()  # noqa: ARG005
@@ -96,10 +98,10 @@ def distribute(
 def _shard_fully(
     model: nn.Module, config: FsdpConfig, world: World, device: torch.device, blocks: Sequence[str]
 ) -> tuple[nn.Module, GradientSync]:
-    """Shard each block and then the model by FSDP2, and fill in the weights of rank 0."""
-    groups, shards = data_parallel_degrees(config, world.size)
+    """Shard each block and then the model by FSDP2, in place, and copy in the weights of rank 0."""
+    replicas, shards = data_parallel_degrees(config, world.size)
     options: PlainDict = {
-        "mesh": _mesh(groups, shards, device),
+        "mesh": _mesh(replicas, shards, device),
         "reshard_after_forward": config.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=_dtype(config.param_dtype),
@@ -111,9 +113,10 @@ def _shard_fully(
     full_params = {name: param.detach() for name, param in model.named_parameters()}
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
-    # The backward pass of the root begins at once, so resharding it would gather it twice.
+    # The root's backward pass follows its forward pass directly, so resharding in between would
+    # gather its parameters twice.
     fully_shard(model, **{**options, "reshard_after_forward": False})
-    model.register_forward_hook(_reshard_unless_trained)
+    model.register_forward_hook(_reshard_without_gradients)
     assert isinstance(model, FSDPModule)
     shard_device = torch.device("cpu") if config.cpu_offload else device
     _copy_from_rank_0(model, full_params, world, shard_device, device)
@@ -126,10 +129,10 @@ def _shard_fully(
     return model, gradient_sync
 
 
-def _reshard_unless_trained(module: nn.Module, args: object, output: object) -> None:  # noqa: ARG001
-    """Free the root's gathered parameters after a forward pass without gradients.
+def _reshard_without_gradients(module: nn.Module, args: object, output: object) -> None:  # noqa: ARG001
+    """Free the root's gathered parameters after a forward pass without gradients; a forward hook.
 
-    Otherwise the backward pass frees them.
+    With gradients, the backward pass frees them.
     """
     if not torch.is_grad_enabled() and isinstance(module, FSDPModule):
         module.reshard()
@@ -150,9 +153,10 @@ def _copy_from_rank_0(
     shard_device: torch.device,
     device: torch.device,
 ) -> None:
-    """Copy rank 0's weights into the shards of all ranks, tensor by tensor.
+    """Copy rank 0's weights and buffers into the shards of all ranks, tensor by tensor.
 
-    Nothing happens if no rank has its model on `meta`.
+    Does nothing if no rank has its model on `meta`: all ranks then hold the same weights already.
+    Every rank must call this.
 
     Args:
         model: Sharded; changed in place.
@@ -170,7 +174,7 @@ def _copy_from_rank_0(
         _allocate(model, shard_device, device)
         tie_weights = getattr(model, "tie_weights", None)
         if callable(tie_weights):
-            tie_weights()
+            tie_weights()  # allocating has given tied parameters memory of their own
     with torch.no_grad():
         for name, param in model.named_parameters():
             assert isinstance(param, DTensor)
@@ -184,10 +188,11 @@ def _copy_from_rank_0(
             dist.broadcast(buffer.view(torch.uint8) if buffer.dtype is torch.bool else buffer, 0)
 
 
-def _mesh(groups: int, shards: int, device: torch.device) -> DeviceMesh:
-    if groups > 1:
+def _mesh(replicas: int, shards: int, device: torch.device) -> DeviceMesh:
+    """Build the device mesh of FSDP2; with one replica it has one dimension."""
+    if replicas > 1:
         return init_device_mesh(
-            device.type, (groups, shards), mesh_dim_names=("dp_replicate", "dp_shard")
+            device.type, (replicas, shards), mesh_dim_names=("dp_replicate", "dp_shard")
         )
     return init_device_mesh(device.type, (shards,), mesh_dim_names=("dp_shard",))
 
@@ -202,22 +207,19 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def model_class(model: nn.Module) -> type[Any]:
-    """Return the class of a model before it was sharded.
-
-    `fully_shard` puts one of its own in front.
-    """
+    """Return the class of a model without the subclass that `fully_shard` makes of it."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
-    """Return the modules at these names, innermost first, without lists and dicts of modules."""
+    """Return the modules at these dotted names, deepest first, as `fully_shard` needs them.
+
+    Left out: names without a module, and lists and dicts of modules, which have no forward pass.
+    """
     modules = dict(model.named_modules())
-    sorted_modules = []
-    for path in sorted(paths, key=lambda path: -path.count(".")):
-        module = modules.get(path)
-        if module is not None and not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            sorted_modules.append(module)
-    return sorted_modules
+    deepest_first = sorted(paths, key=lambda path: path.count("."), reverse=True)
+    selected = [modules[path] for path in deepest_first if path in modules]
+    return [module for module in selected if not isinstance(module, nn.ModuleList | nn.ModuleDict)]
 
 
 def gather_full_tensors(

@@ -1,4 +1,4 @@
-"""Find the rank of this machine that the others wait for, and end it."""
+"""Find the rank of this machine that hangs while the others wait for it, and kill it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,41 @@ from optrun.distributed.verdict import RankEnd
 _STACK_SECONDS = 1.0
 """For a rank to write where it is."""
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optrun/distributed/")
-"""Parts of the path of the innermost frame if a rank waits for another one."""
+"""Parts of source paths: a rank whose innermost frame is in such a file waits for another rank."""
 
 
 def find_hung(
     silent: dict[int, RankStatus], timeout_seconds: float, local_size: int
 ) -> dict[int, RankEnd]:
-    """Find the silent ranks that the others wait for, with their innermost frame.
+    """Find the ranks that hang, among the silent ranks of this machine, and report each as ended.
 
-    If all silent ranks only wait themselves, they are the cause only if no rank of this machine was
-    heard later.
+    A silent rank may only wait for a rank that hangs. So the first of these that has a member wins:
+
+    1. ranks stopped by a signal such as SIGSTOP;
+    2. ranks that do not wait in a collective;
+    3. all ranks, if every rank of this machine is silent: the rank that hangs is elsewhere, or they
+       all wait in a deadlock.
+
+    Empty if none applies.
 
     Args:
-        silent: Their last status, by rank on this machine.
-        timeout_seconds: Of the configuration.
-        local_size: Ranks of this machine.
+        silent: The last heartbeats, by rank on this machine.
+        timeout_seconds: The option `distributed.timeout_seconds`.
+        local_size: Number of ranks on this machine.
+
+    Returns:
+        Rank on this machine -> its end, whose message names its innermost Python frame.
     """
     frames = {local_rank: _innermost_frame(status) for local_rank, status in silent.items()}
     stopped = []
-    busy = []
+    not_waiting = []
     for local_rank, status in silent.items():
         if process_state(status.pid) in ("T", "t"):
             stopped.append(local_rank)
-        is_in_collective = any(text in frames[local_rank] for text in _WAITING)
+        is_in_collective = any(path in frames[local_rank] for path in _WAITING)
         if status.phase is not Phase.waiting and not is_in_collective:
-            busy.append(local_rank)
-    hung = stopped or busy
+            not_waiting.append(local_rank)
+    hung = stopped or not_waiting
     if not hung and len(silent) == local_size:
         hung = list(silent)
     ends = {}
@@ -53,16 +62,16 @@ def find_hung(
         ends[local_rank] = RankEnd(
             silent[local_rank].rank,
             EXIT_FAILED,
-            f"no sign of life for {describe_limit(silent[local_rank], timeout_seconds)}"
+            f"no heartbeat for {describe_limit(silent[local_rank], timeout_seconds)}"
             f"{state}{frame}; all ranks were ended. If it only needs longer, raise {KEY}. The"
-            " checkpoints are as they were",
+            " checkpoints are unchanged",
             where=str(silent[local_rank]),
         )
     return ends
 
 
 def kill(status: RankStatus) -> None:
-    """End a hanging rank by SIGKILL, with its workers if it leads a process group.
+    """Send SIGKILL to a rank; to its whole process group if it leads one, which has its workers.
 
     Does nothing if the rank has no pid yet, is gone, or belongs to another user.
     """
@@ -76,12 +85,12 @@ def kill(status: RankStatus) -> None:
 
 
 def is_alive(status: RankStatus) -> bool:
-    """Tell whether a rank of this machine still runs; False for one that has no pid yet."""
+    """Tell whether a rank of this machine still runs; False before it has a pid."""
     return process_state(status.pid) not in ("", "Z", "X")
 
 
 def process_state(pid: int) -> str:
-    """Read the state of a process, a letter as `ps` shows it; empty: there is no such process."""
+    """Read the state of a process, a letter as `ps` shows it; empty if there is no process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -89,21 +98,25 @@ def process_state(pid: int) -> str:
 
 
 def _innermost_frame(status: RankStatus) -> str:
-    """Ask a rank for its innermost Python frame, by `faulthandler`; empty: it does not answer."""
+    """Ask a rank for the innermost Python frame of its main thread: `FILE:LINE in FUNCTION`.
+
+    SIGUSR2 makes its `faulthandler` write all stacks into a memory file, which is read for at most
+    one second. Empty if the rank does not answer.
+    """
     if not status.pid or status.stack < 0:
         return ""
-    path = Path(f"/proc/{status.pid}/fd/{status.stack}")
+    stack_file = Path(f"/proc/{status.pid}/fd/{status.stack}")
     deadline = time.monotonic() + _STACK_SECONDS
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the rank has ended
         os.kill(status.pid, signal.SIGUSR2)
         while time.monotonic() < deadline:
             time.sleep(0.1)
             frames = re.findall(
                 r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)",
-                read_text(path),
+                read_text(stack_file),
                 re.M,
             )
             if frames:
-                file, line, name = frames[-1]  # the main thread is the last
+                file, line, name = frames[-1]  # faulthandler writes the main thread last
                 return f"{file}:{line} in {name}"
     return ""

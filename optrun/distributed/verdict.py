@@ -45,7 +45,7 @@ def kind_of(code: int) -> type[OptrunError]:
 
 
 class LostRankError(OptrunError):
-    """A rank cannot go on because another one has left, or does not answer."""
+    """This rank cannot continue because another rank has left or does not answer."""
 
 
 _BY_SECOND_SIGNAL = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
@@ -61,7 +61,7 @@ class RankEnd:
     """Exit code; negative: the signal that ended it."""
     message: str = ""
     lost_rank: bool = False
-    """Whether it ended because another rank did not answer: that one is the cause."""
+    """Whether it ended only because another rank, the cause, did not answer."""
     where: str = ""
     """Phase and step of its last heartbeat."""
     seen: float = 0.0
@@ -83,42 +83,48 @@ def is_lost_rank(error: BaseException | None) -> bool:
 def error_of(
     ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = None
 ) -> OptrunError | None:
-    """Build the error of a run from the ends of its ranks.
+    """Build one error for the run from the ends of its ranks; None if all ended well.
+
+    Only root causes count, see `_root_causes`. Their exit code is that of the error; it is 1 if
+    they have different codes, or if a signal ended them. The message is that of the first cause,
+    with the number of its rank unless it is rank 0 or all ranks have the same message.
 
     Args:
-        ends: Of the known ranks.
-        log_of: Names the log of a rank.
-
-    Returns:
-        None if all ended well; else an error with the exit code of the contract. Ranks that only
-        lost another one do not count. If the others ended with different codes, the code is 1.
+        ends: How the known ranks ended.
+        log_of: Returns the path of a rank's log, for the message.
     """
     causes = _root_causes([end for end in ends if end.code != EXIT_DONE])
     if not causes:
         return None
-    first = causes[0]
-    codes = {end.code for end in causes}
-    code = first.code if len(codes) == 1 and first.code > 0 else EXIT_FAILED
-    kind = kind_of(code)
-    speaks_for_all = first.rank == 0 or {end.message for end in ends} == {first.message}
-    is_own_message = first.code > 0 and first.message and not first.where
-    if is_own_message and speaks_for_all:
-        error = kind(first.message)
+    cause = causes[0]
+    has_one_code = len({end.code for end in causes}) == 1
+    code = cause.code if has_one_code and cause.code > 0 else EXIT_FAILED
+    is_own_report = cause.code > 0 and cause.message and not cause.where
+    speaks_for_all = cause.rank == 0 or {end.message for end in ends} == {cause.message}
+    if is_own_report and speaks_for_all:
+        message = cause.message
     else:
-        log = None if log_of is None else log_of(first.rank)
-        error = kind(_describe_cause(first, log))
+        message = _describe_cause(cause, None if log_of is None else log_of(cause.rank))
+    error = kind_of(code)(message)
     if code not in _BY_CODE:
         error.exit_code = code
     return error
 
 
 def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
-    """List the ends that no other end caused, one with a message first.
+    """List the failed ranks that caused the failure of the others; those with a message first.
 
-    Ends that another rank's may have caused are left out, if any others are there: lost ranks, then
-    second signals. The rank that a signal other than SIGTERM ended first is the only cause. Exit
-    codes count before SIGTERM, which the launcher sends to the others, and refusals before early
-    stops.
+    The launcher sends SIGTERM to the other ranks when one has failed, and a rank that waits for a
+    dead one fails, too. So the first of these that has a member wins:
+
+    1. the rank with the oldest heartbeat among those that a signal other than SIGTERM killed;
+    2. ranks that exited with an error;
+    3. ranks that stopped early;
+    4. ranks ended by SIGTERM;
+    5. all failed ranks.
+
+    Ranks that only lost another rank count in 5 alone, and ranks ended by a second signal only if
+    there is no other.
     """
     causes = [end for end in failed if not end.lost_rank]
     causes = [end for end in causes if end.code not in _BY_SECOND_SIGNAL] or causes
@@ -126,17 +132,18 @@ def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
     if killed:
         return [min(killed, key=lambda end: end.seen)]
     exited = [end for end in causes if end.code > 0]
-    refused = [end for end in exited if end.code != EXIT_STOPPED_EARLY]
-    roots = refused or exited or causes
+    with_error = [end for end in exited if end.code != EXIT_STOPPED_EARLY]
+    roots = with_error or exited or causes
     if not roots:
         return list(failed)
     return sorted(roots, key=lambda end: not end.message)
 
 
 def _describe_cause(end: RankEnd, log: Path | None) -> str:
-    """Name the rank that ended a run, and its log; the log of rank 0 is the terminal."""
+    """Describe how a rank failed, and name its log; rank 0 prints to the terminal instead."""
     where = f" while {end.where}" if end.where else ""
-    log_sentence = f" Its log: {log}." if log is not None and end.rank else ""
+    has_log = log is not None and end.rank != 0
+    log_sentence = f" Its log: {log}." if has_log else ""
     if end.code < 0:
         return (
             f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were"

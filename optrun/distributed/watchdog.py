@@ -19,25 +19,26 @@ _LOOKS = 20
 
 @contextmanager
 def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[None]:
-    """Warn if the run of this process makes no progress inside the context; it is not ended.
+    """Warn if this process makes no progress inside the context; the run is not ended.
 
-    The warning names the line at which the calling thread is.
+    The warning names the source line of the calling thread.
 
     Args:
         timeout_seconds: Seconds without a heartbeat, at least 300 until the first step is done.
         note: Shows the user a line.
     """
-    main = threading.get_ident()
+    main_thread = threading.get_ident()
 
     def warn(silent: dict[int, RankStatus]) -> None:
-        frame = sys._current_frames().get(main)
+        status = silent[0]
+        frame = sys._current_frames().get(main_thread)
         where = ""
         if frame is not None:
             code = frame.f_code
             where = f", at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
         note(
-            f"warning: no progress for {describe_limit(silent[0], timeout_seconds)}:"
-            f" {silent[0]}{where}. The run is not ended."
+            f"warning: no progress for {describe_limit(status, timeout_seconds)}: {status}{where}."
+            " The run is not ended."
         )
 
     table = Heartbeats.create(1)
@@ -86,7 +87,7 @@ class Watchdog:
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Check all ranks once, and report them if a silent one has not been reported.
+        """Check all ranks once; report all silent ones if one of them is not reported yet.
 
         Args:
             now: Seconds on the monotonic clock.
@@ -97,6 +98,6 @@ class Watchdog:
             is_late = now - status.time > allowed_silence(status, self._timeout_seconds)
             if is_late and status.phase is not Phase.closing:  # the end has no limit
                 silent[rank] = status
-        if silent and any(self._reported.get(rank) != status for rank, status in silent.items()):
+        if silent.items() - self._reported.items():
             self._reported = silent
             self._on_silent(silent)

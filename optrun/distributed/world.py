@@ -10,7 +10,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from optrun.distributed.contract import agree
+from optrun.distributed.contract import call_on_all
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.verdict import LostRankError, is_lost_rank
 
@@ -42,7 +42,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes metrics, trackers, summary and report."""
+        """Whether this is rank 0, which writes metrics, trackers, summary and report."""
         return self.rank == 0
 
     @classmethod
@@ -72,7 +72,7 @@ class World:
         """Gather the numbers of each rank, by rank, on every rank.
 
         Args:
-            values: The same number of them on every rank; sent as float64.
+            values: As many on every rank; sent as float64.
 
         Raises:
             LostRankError: Another rank has left, or does not answer in time.
@@ -89,9 +89,10 @@ class World:
         return [row.tolist() for row in rows]
 
     def gather_tensors(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Stack the tensors of all ranks on every rank; shape (ranks, ...), on its device.
+        """Stack the tensors of all ranks on every rank: (...) becomes (ranks, ...).
 
-        The tensor has the same shape on every rank. The host does not wait for a GPU.
+        All ranks must pass the same shape. The result is on the device of the tensor; for a GPU the
+        host does not wait.
         """
         import torch
         import torch.distributed as dist
@@ -113,17 +114,17 @@ class World:
             dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def agree(self, act: Callable[[], T]) -> T:
+    def call_on_all(self, act: Callable[[], T]) -> T:
         """Call a function on every rank; if it raises an OptrunError on one, every rank raises one.
 
-        See `optrun.distributed.contract.agree`.
+        See `optrun.distributed.contract.call_on_all`.
         """
-        return agree(self, act)
+        return call_on_all(self, act)
 
-    def from_main(self, act: Callable[[], T]) -> T:
-        """Call a function on rank 0 alone, and return its result on every rank.
+    def call_on_main(self, act: Callable[[], T]) -> T:
+        """Call a function on rank 0 alone, and broadcast its result to every rank.
 
-        The other ranks wait until rank 0 has finished.
+        Every rank must call this; the others wait for rank 0.
 
         Args:
             act: Sends nothing between ranks. Its result is pickled on the way.
@@ -131,18 +132,18 @@ class World:
         Raises:
             OptrunError: On every rank, if the function raises one on rank 0.
         """
-        result = self.agree(lambda: act() if self.is_main else None)
+        result = self.call_on_all(lambda: act() if self.is_main else None)
         return cast("T", self.broadcast(result))
 
-    def settle(self, key: str, value: object, judge: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
-        """Call `judge` with the values of all ranks, on every rank; `key` is unused.
+    def all_reduce(self, key: str, value: object, combine: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
+        """Combine the values of all ranks; every rank calls `combine` and gets its result.
 
-        As `Meeting.settle`, which needs the key, and judges on rank 0.
+        `key` is unused; only `Rendezvous.all_reduce`, which sends by a store, needs it.
         """
-        return judge(self.gather_objects(value))
+        return combine(self.gather_objects(value))
 
     def merge_names(self, names: list[str]) -> list[str]:
-        """Merge the names of all ranks: by rank, each name once."""
+        """Merge the names of all ranks: in the order of ranks, without duplicates."""
         return list(dict.fromkeys(chain.from_iterable(self.gather_objects(names))))
 
     def broadcast(self, value: T) -> T:
@@ -167,12 +168,12 @@ ALONE = World()
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """Set this rank's phase to `waiting` inside the context, and translate errors of collectives.
+    """Report the phase `waiting` while a collective runs, and the phase before when it is done.
 
     Raises:
         LostRankError: Another rank has left, or does not answer in time.
     """
-    before = beat(Phase.waiting)
+    phase_before = beat(Phase.waiting)
     try:
         yield
     except RuntimeError as error:
@@ -181,4 +182,4 @@ def _waiting() -> Iterator[None]:
         raise LostRankError(
             f"another rank does not answer: {str(error).splitlines()[0]}"
         ) from error
-    beat(before)
+    beat(phase_before)

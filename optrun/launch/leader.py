@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED
-from optrun.distributed.meeting import Meeting
+from optrun.distributed.rendezvous import Rendezvous
 from optrun.distributed.verdict import LostRankError
 from optrun.launch.payload import Payload
 from optrun.launch.rank import PARTING_SECONDS, Rank, take_part
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _COMPOSING_SECONDS = 60.0
 """For rank 0, until there is something to run."""
 _PAYLOAD = "payload"
-"""Key of the meeting for the run to train."""
+"""Key of the rendezvous for the run to train."""
 _LEFT = "left"
-"""Key of the meeting for ranks that leave because rank 0 cannot start."""
+"""Key of the rendezvous for ranks that leave because rank 0 cannot start."""
 
 
 class Leader:
@@ -34,13 +34,13 @@ class Leader:
 
     Args:
         rank: This process.
-        meeting: With the others.
+        rendezvous: With the other ranks.
     """
 
-    def __init__(self, rank: Rank, meeting: Meeting) -> None:
+    def __init__(self, rank: Rank, rendezvous: Rendezvous) -> None:
         self.launched = rank.launched
         self._rank = rank
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._sent = False
 
     def lead(
@@ -57,8 +57,8 @@ class Leader:
         """
         payload = Payload.of(request, run, resume, quiet=console.quiet)
         self._sent = True
-        self._meeting.send(_PAYLOAD, asdict(payload))
-        outcome = take_part(self._rank, payload, self._meeting)
+        self._rendezvous.send(_PAYLOAD, asdict(payload))
+        outcome = take_part(self._rank, payload, self._rendezvous)
         assert outcome is not None
         return outcome
 
@@ -74,14 +74,14 @@ class Leader:
         """Let the others go if there is nothing to run."""
         if not self._sent:
             with contextlib.suppress(LostRankError):
-                self._meeting.send(
+                self._rendezvous.send(
                     _PAYLOAD,
                     {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0},
                 )
-                self._meeting.collect(_LEFT, range(1, self._meeting.size), PARTING_SECONDS)
+                self._rendezvous.collect(_LEFT, range(1, self._rendezvous.size), PARTING_SECONDS)
 
 
-def follow_leader(rank: Rank, meeting: Meeting) -> int:
+def follow_leader(rank: Rank, rendezvous: Rendezvous) -> int:
     """Run the payload of rank 0, as another rank of a launcher.
 
     Returns:
@@ -90,10 +90,10 @@ def follow_leader(rank: Rank, meeting: Meeting) -> int:
     Raises:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
-    message = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
+    message = rendezvous.receive(_PAYLOAD, 0, rendezvous.timeout + _COMPOSING_SECONDS)
     if "exit_code" in message:
         with contextlib.suppress(LostRankError):  # rank 0 need not wait, and may be gone
-            meeting.send(_LEFT, None)
+            rendezvous.send(_LEFT, None)
         return int(message["exit_code"])
-    take_part(rank, Payload(**message), meeting)
+    take_part(rank, Payload(**message), rendezvous)
     return EXIT_DONE

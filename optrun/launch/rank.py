@@ -35,13 +35,13 @@ from optrun.base.errors import (
 from optrun.base.plain import PlainDict
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
-from optrun.distributed.contract import agree
+from optrun.distributed.contract import call_on_all
 from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus
 from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.limits import longest_silence
-from optrun.distributed.meeting import Meeting, UnmetError
 from optrun.distributed.memory_file import MemoryFile, read_text
 from optrun.distributed.rank_signals import RankSignals
+from optrun.distributed.rendezvous import Rendezvous, RendezvousError
 from optrun.distributed.silence import find_hung, is_alive, kill
 from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost_rank
 from optrun.distributed.watchdog import Watchdog
@@ -97,7 +97,7 @@ class Rank:
         heartbeat.begin(heartbeats, self.launched.local_rank, self.launched.rank, stack)
         faulthandler.register(signal.SIGUSR2, stack, all_threads=True)
 
-    def meet(self, timeout: float, request_facts: Mapping[str, object]) -> Meeting:
+    def join_rendezvous(self, timeout: float, request_facts: Mapping[str, object]) -> Rendezvous:
         """Meet the other ranks.
 
         Args:
@@ -108,17 +108,17 @@ class Rank:
             ConfigError: Not all of them come, or some run another program, or another
                 configuration.
         """
-        meeting = Meeting.join(
+        rendezvous = Rendezvous.join(
             timeout, {**versions(), "code of optrun": code_digest(), **request_facts}
         )
         if not self.is_watched:
             if self.launched.local_rank == 0:
                 heartbeats = Heartbeats.create(self.launched.local_size, shared=True)
-                meeting.send_to_machine(str(heartbeats.path))
+                rendezvous.send_to_machine(str(heartbeats.path))
             else:
-                heartbeats = Heartbeats.open(Path(meeting.receive_on_machine()))
+                heartbeats = Heartbeats.open(Path(rendezvous.receive_on_machine()))
             self.share(heartbeats)
-        return meeting
+        return rendezvous
 
 
 def begin(launched: Launched, heartbeats: Path | None = None) -> Rank:
@@ -140,7 +140,7 @@ def begin(launched: Launched, heartbeats: Path | None = None) -> Rank:
     return rank
 
 
-def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
+def take_part(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome | None:
     """Train as one of the ranks.
 
     Returns:
@@ -150,15 +150,15 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
     timeout_seconds = float(payload.values["distributed"]["timeout_seconds"])
-    meeting.timeout = longest_silence(timeout_seconds)
+    rendezvous.timeout = longest_silence(timeout_seconds)
     with (
         _rank_output(rank.launched.rank, payload.run),
-        _watching_others(rank, meeting, timeout_seconds),
+        _watching_others(rank, rendezvous, timeout_seconds),
     ):
         end = RankEnd(rank.launched.rank, EXIT_DONE)
         outcome = None
         try:
-            outcome = _train(rank, payload, meeting)
+            outcome = _train(rank, payload, rendezvous)
         except OptrunError as error:
             end = _describe_end(rank, error, error.exit_code)
             if not rank.is_main:  # into its log; the terminal has it once
@@ -167,7 +167,7 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
             end = _describe_end(rank, error, EXIT_FAILED)
             if not (rank.is_main and end.lost_rank) or os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-        ends = _report_end(rank, meeting, end)
+        ends = _report_end(rank, rendezvous, end)
     together = error_of(ends, payload.run.rank_log)
     if together is not None:
         raise together
@@ -184,7 +184,7 @@ def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
     return RankEnd(rank.launched.rank, code, message, lost_rank=is_lost_rank(error))
 
 
-def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
+def _train(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome | None:
     """Build the process groups and train; every rank must call this.
 
     Returns:
@@ -198,9 +198,9 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     from optrun.runner.train import train
     from optrun.training.display import PlainDisplay
 
-    request, resume = agree(meeting, lambda: (payload.request(), payload.resume_point()))
-    refuse_shared_device(request.config, meeting)
-    world = _join_groups(request.config.distributed, meeting)
+    request, resume = call_on_all(rendezvous, lambda: (payload.request(), payload.resume_point()))
+    refuse_shared_device(request.config, rendezvous)
+    world = _join_groups(request.config.distributed, rendezvous)
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
@@ -215,7 +215,7 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     return None
 
 
-def _join_groups(config: DistributedConfig, meeting: Meeting) -> World:
+def _join_groups(config: DistributedConfig, rendezvous: Rendezvous) -> World:
     """Make the process groups of torch.distributed; every rank must call this.
 
     `backend=auto` means NCCL for tensors on a GPU if there is one, and gloo for the CPU. A
@@ -231,9 +231,9 @@ def _join_groups(config: DistributedConfig, meeting: Meeting) -> World:
     if backend == "auto":
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=longest_silence(config.timeout_seconds) + _GROUPS_SECONDS)
-    store = dist.PrefixStore("groups", meeting.store)
+    store = dist.PrefixStore("groups", rendezvous.store)
     dist.init_process_group(
-        backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout
+        backend, store=store, rank=rendezvous.rank, world_size=rendezvous.size, timeout=timeout
     )
     return World.join(backend, timeout)
 
@@ -271,7 +271,7 @@ def _printed_log() -> Iterator[None]:
 
 
 @contextmanager
-def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> Iterator[None]:
+def _watching_others(rank: Rank, rendezvous: Rendezvous, timeout_seconds: float) -> Iterator[None]:
     """End hanging ranks of this machine and report how they ended, while the block lasts.
 
     Does nothing if optrun itself started the ranks: that process watches them.
@@ -287,7 +287,7 @@ def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> It
         ended.update(new)
         for end in new.values():
             with contextlib.suppress(LostRankError):
-                meeting.send("end", asdict(end), end.rank)
+                rendezvous.send("end", asdict(end), end.rank)
         for local_rank in new:
             kill(silent[local_rank])
 
@@ -303,7 +303,7 @@ def _dead_ranks(rank: Rank) -> dict[int, str]:
     return {line.rank: str(line) for line in heartbeats if line.pid and not is_alive(line)}
 
 
-def _report_end(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
+def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEnd]:
     """Report how this rank ended, and wait for rank 0 if all ranks end alike.
 
     The first rank that leaves with another code than 0 makes the launcher end the others, and rank
@@ -317,16 +317,16 @@ def _report_end(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     if rank.is_watched:
         _write_end(rank, end)
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
-        meeting.send("end", asdict(end))
+        rendezvous.send("end", asdict(end))
     ends: dict[int, PlainDict] = {}
     waits = end.lost_rank and not rank.is_watched
     try:
         if rank.is_main or waits:
-            ends = _collect_ends(rank, meeting, PARTING_SECONDS if waits else 0.0)
+            ends = _collect_ends(rank, rendezvous, PARTING_SECONDS if waits else 0.0)
         elif end.code in _AGREED_CODES:
-            ends = _await_end_of_main(rank, meeting)
+            ends = _await_end_of_main(rank, rendezvous)
         if rank.is_main and end.code in _AGREED_CODES:
-            _await_confirmations(rank, meeting)
+            _await_confirmations(rank, rendezvous)
     except LostRankError:
         if end.code == EXIT_DONE and not rank.is_main:
             end = RankEnd(end.rank, EXIT_FAILED, _UNCONFIRMED, lost_rank=True)
@@ -335,14 +335,14 @@ def _report_end(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     return [end, *(RankEnd(**theirs) for number, theirs in ends.items() if number != end.rank)]
 
 
-def _collect_ends(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
+def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[int, PlainDict]:
     """Collect the ends of all ranks that report one in time.
 
     Also reports the end of each rank of this machine whose process is dead.
 
     Args:
         rank: This rank.
-        meeting: Where ends are reported, under the key `end`.
+        rendezvous: Where ends are reported, under the key `end`.
         seconds: How long to wait; 0: those that are there now.
 
     Raises:
@@ -352,34 +352,34 @@ def _collect_ends(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Pla
     while True:
         # Looked for before collecting: what a rank reported before it was lost still arrives.
         gone = {} if rank.is_watched else _dead_ranks(rank)
-        ends = meeting.collect("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
+        ends = rendezvous.collect("end", range(rendezvous.size), min(seconds, _LOOK_SECONDS))
         for number in gone.keys() - ends.keys():
             ends[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
-            meeting.send("end", ends[number], number)
-        if len(ends) == meeting.size or time.monotonic() >= deadline:
+            rendezvous.send("end", ends[number], number)
+        if len(ends) == rendezvous.size or time.monotonic() >= deadline:
             return ends
 
 
-def _await_end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
+def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, PlainDict]:
     """Wait until rank 0 has told its end; a second signal may have ended it before.
 
     Raises:
         LostRankError: The store is gone, as with the machine that held it.
     """
-    deadline = time.monotonic() + meeting.timeout
+    deadline = time.monotonic() + rendezvous.timeout
     ends: dict[int, PlainDict] = {}
     while not ends and time.monotonic() < deadline:
         gone = 0 in _dead_ranks(rank)  # looked for first: what it told before it went is heard
-        ends = meeting.collect("end", [0], 0.0 if gone else _LOOK_SECONDS)
+        ends = rendezvous.collect("end", [0], 0.0 if gone else _LOOK_SECONDS)
         if gone:
             break
     if ends:
         with contextlib.suppress(LostRankError):  # rank 0 has told, and need not wait
-            meeting.send("confirmed", None)
+            rendezvous.send("confirmed", None)
     return ends
 
 
-def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
+def _await_confirmations(rank: Rank, rendezvous: Rendezvous) -> None:
     """Wait until all live ranks confirm that they read rank 0's end, at most 30 s.
 
     Rank 0 may hold the store, so its own exit would cut off those that have not read yet.
@@ -388,10 +388,10 @@ def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
         LostRankError: The store is gone.
     """
     deadline = time.monotonic() + _CONFIRM_SECONDS
-    waiting_for = set(range(1, meeting.size))
+    waiting_for = set(range(1, rendezvous.size))
     while waiting_for and time.monotonic() < deadline:
         waiting_for -= _dead_ranks(rank).keys()
-        waiting_for -= meeting.collect("confirmed", sorted(waiting_for), _LOOK_SECONDS).keys()
+        waiting_for -= rendezvous.collect("confirmed", sorted(waiting_for), _LOOK_SECONDS).keys()
 
 
 def leave(code: int) -> int:
@@ -423,15 +423,17 @@ def main() -> int:
     rank = begin(own_launch, heartbeats)
     payload = Payload(**json.loads(read_text(payload_file)))
     try:
-        meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
-    except UnmetError as error:  # a rank that does not come was lost on its way
+        rendezvous = rank.join_rendezvous(
+            payload.values["distributed"]["timeout_seconds"], payload.facts()
+        )
+    except RendezvousError as error:  # a rank that does not come was lost on its way
         _write_end(rank, RankEnd(own_launch.rank, EXIT_FAILED, str(error), lost_rank=True))
         return leave(EXIT_FAILED)
     except OptrunError as error:
         _write_end(rank, _describe_end(rank, error, error.exit_code))
         return leave(_code_for_torch(error.exit_code))
     try:
-        take_part(rank, payload, meeting)
+        take_part(rank, payload, rendezvous)
     except OptrunError as error:
         return leave(_code_for_torch(error.exit_code))
     return leave(EXIT_DONE)

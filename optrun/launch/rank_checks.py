@@ -15,7 +15,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.tokens import key_of
 from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
-from optrun.distributed.meeting import name_ranks
+from optrun.distributed.rendezvous import name_ranks
 
 OF_STARTER = ("training.nproc_per_node", "distributed.max_restarts")
 """Keys that say how ranks are started: a launcher decides that by itself."""
@@ -219,7 +219,7 @@ def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
         import torch
 
         own_device = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}"
-    message = ranks.settle("devices", own_device, shared_device)
+    message = ranks.all_reduce("devices", own_device, shared_device)
     if message is not None:
         raise ConfigError(message)
 

@@ -1,6 +1,6 @@
 """Find the last weights of each residual branch, whose output is added to the residual stream.
 
-They are found in one forward pass over shapes, operation by operation, so no architecture is
+They are found in one forward pass on the meta device, operation by operation, so no architecture is
 listed. Between them and the sum there may be factors and reshapes.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,40 +36,51 @@ _FACTORS = {"mul", "div"}
 
 
 def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
-    """Name the last weight of each residual branch in the blocks, and the bias beside it.
+    """Find the last weight of each residual branch in the blocks, and the bias of its module.
+
+    In x + W2 f(W1 x), W2 is the last weight of the branch and x is the residual stream.
 
     Args:
         model: On any device.
         blocks: Names of the parameters in blocks; the values do not matter.
 
     Raises:
-        ConfigError: The model cannot run on shapes; no branch is found; or a norm stands between a
-            branch and the stream, or on the stream itself, which undoes any factor on the branch.
+        ConfigError: The model cannot run on the meta device; no branch is found; or a norm follows
+            a branch or the stream itself, which undoes any factor on the branch.
     """
     key = "parametrization.base"
     kind = type(model).__name__
-    watch, why = first_watch(model, None, _Branches, "it is no model of transformers")
+    watch, why = first_watch(model, None, _Branches, "it is no transformers model")
     if watch is None:
         raise ConfigError(
-            f"{key}: the residual branches of {kind} are not found, since no forward pass over"
-            f" shapes can be made ({why}). Keep the base's number of layers."
+            f"{key}: optrun cannot find the residual branches of {kind}, because it cannot run a"
+            f" forward pass on the meta device ({why}). Keep the base's number of layers."
         )
     ends = watch.ends & blocks.keys()
-    reason = ""
+    problem = ""
     if watch.normed is not None:
-        reason = (
-            "a norm, or a choice of experts, stands between a branch and the residual stream"
+        problem = (
+            "a norm, or a choice of experts, lies between a residual branch and the stream"
             f" ({watch.normed})"
         )
     elif not ends:
-        reason = "no residual branches are found"
-    if reason:
+        problem = "no residual branch was found"
+    if problem:
         raise ConfigError(
-            f"{key}: {kind}: {reason}, so its blocks cannot be scaled with depth. Keep the base's"
-            " number of layers, and vary widths alone."
+            f"{key}: {kind}: {problem}, so its blocks cannot be scaled with depth. Keep the base's"
+            " number of layers, and vary widths only."
         )
     biases = {f"{name.rpartition('.')[0]}.bias" for name in ends}
     return ends | (biases & blocks.keys())
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A residual branch, as far as the forward pass has come."""
+
+    last_weights: frozenset[str]
+    begin: int
+    """Number of the operation that began it."""
 
 
 class _Branches(Watch):
@@ -84,14 +96,14 @@ class _Branches(Watch):
         self.ends: set[str] = set()
         self.normed: str | None = None
         # All keys are ids of tensors.
-        # Output of a matrix -> the names of its weights, and when the branch began.
-        self._made_by: dict[int, tuple[frozenset[str], int]] = {}
+        # Output of a matrix -> the branch that ends with it so far.
+        self._branch_of: dict[int, _Branch] = {}
         # Sum of stream and branch -> the last weight of the branch.
         self._stream: dict[int, str] = {}
         # Weight, or a view of it -> its name.
         self._weights = {id(param): name for name, param in model.named_parameters()}
-        # Names of towers, without block numbers, in which a branch was added to a stream.
-        self._towers: set[str] = set()
+        # Paths of the lists of blocks in which a branch was added to a stream.
+        self._stacks_with_stream: set[str] = set()
         # Result -> its number in the order of operations.
         self._order: dict[int, int] = {}
         self._results: list[Any] = []
@@ -110,11 +122,16 @@ class _Branches(Watch):
             self._results.append(first)  # so that no other tensor gets its id
             self._order.setdefault(id(first), len(self._results))
             tensors = [leaf for leaf in tree_leaves(args) if torch.is_tensor(leaf)]
-            self._note(func.__name__.partition(".")[0], tensors, first)
+            self._record(func.__name__.partition(".")[0], tensors, first)
         return out
 
-    def _note(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
-        """Note whether the first result of an operation is a weight, a branch or the stream.
+    def _record(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
+        """Record what the result of an operation is: a weight, a branch, the stream, or none.
+
+        - A view of a weight is that weight.
+        - A product with a weight begins a branch.
+        - A view of an activation, or its product with a number, is what the activation is.
+        - A sum of two tensors: see `_record_sum`.
 
         Args:
             operation: Name of the aten operation, without the overload.
@@ -123,56 +140,67 @@ class _Branches(Watch):
         """
         activations = [tensor for tensor in tensors if id(tensor) not in self._weights]
         names = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
+        is_scaled = operation in _FACTORS and len(tensors) == 1
         if operation in _SHAPE_OPERATIONS and len(tensors) == 1 and names:
             self._weights[id(out)] = names[0]
         elif operation in _PRODUCTS and names:
-            self._made_by[id(out)] = frozenset(names[-1:]), len(self._results)
-        elif activations and (
-            operation in _SHAPE_OPERATIONS or (operation in _FACTORS and len(tensors) == 1)
-        ):
-            self._pass_on(activations[0], out)
+            self._branch_of[id(out)] = _Branch(frozenset(names[-1:]), len(self._results))
+        elif activations and (operation in _SHAPE_OPERATIONS or is_scaled):
+            self._record_same(activations[0], out)
         elif operation in ("add", "add_") and len(tensors) == 2:
-            self._sum(activations, out)
+            self._record_sum(activations, out)
 
-    def _pass_on(self, before: Tensor, out: Tensor) -> None:
-        """Note that a result is the same branch or stream as an argument."""
-        if id(before) in self._made_by:
-            self._made_by[id(out)] = self._made_by[id(before)]
-        if id(before) in self._stream:
-            self._stream[id(out)] = self._stream[id(before)]
+    def _record_same(self, argument: Tensor, out: Tensor) -> None:
+        """Record that a result is the same branch, or the same stream, as an argument."""
+        if id(argument) in self._branch_of:
+            self._branch_of[id(out)] = self._branch_of[id(argument)]
+        if id(argument) in self._stream:
+            self._stream[id(out)] = self._stream[id(argument)]
 
-    def _sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
-        """Note the kind of a sum: output plus bias, two branches, or branch plus stream.
+    def _record_sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
+        """Record what a sum of two tensors is.
 
-        The stream was computed before the branch began. A branch whose stream is unknown begins
-        one; if its tower has a stream already, a norm has hidden that.
+        - One summand is a weight, such as a bias: the sum is what the other summand is.
+        - Two branches: one branch, with the last weights of both.
+        - A branch, and the stream or a tensor older than the branch: the stream. The last weight of
+          the branch is one of `ends`. If that tensor is not known as the stream, the branch begins
+          a stream; but if its list of blocks has one already, a norm has hidden it, so `normed`.
+        - The stream, and a tensor that is no branch: a norm has hidden the branch, so `normed`.
 
         Args:
             summands: The summands that are no weights.
             out: The sum.
         """
-        sources = [self._made_by.get(id(tensor)) for tensor in summands]
-        branches = [source for source in sources if source is not None]
-        streams = [self._stream[id(tensor)] for tensor in summands if id(tensor) in self._stream]
         if len(summands) == 1:
-            self._pass_on(summands[0], out)
-        elif len(branches) == 2:
+            self._record_same(summands[0], out)
+            return
+        branches = [self._branch_of[id(term)] for term in summands if id(term) in self._branch_of]
+        streams = [self._stream[id(term)] for term in summands if id(term) in self._stream]
+        if len(branches) == 2:
             first, second = branches
-            self._made_by[id(out)] = first[0] | second[0], min(first[1], second[1])
-        elif branches and (streams or self._is_older(sources, summands, branches[0][1])):
-            last = max(branches[0][0])
-            tower = re.split(r"\.\d+\.", last)[0]
-            if not streams and tower in self._towers:
-                self.normed = self.normed or last
-            self._towers.add(tower)
-            self.ends |= branches[0][0]
-            self._stream[id(out)] = last
-        elif streams and not branches:
+            begin = min(first.begin, second.begin)
+            self._branch_of[id(out)] = _Branch(first.last_weights | second.last_weights, begin)
+        elif branches:
+            (branch,) = branches
+            others = [term for term in summands if id(term) not in self._branch_of]
+            is_older = self._order.get(id(others[0]), 0) < branch.begin
+            if streams or is_older:
+                self._record_end(branch, out, has_stream=bool(streams))
+        elif streams:
             self.normed = self.normed or streams[0]
 
-    def _is_older(
-        self, sources: Sequence[object], summands: Sequence[Tensor], branch_begin: int
-    ) -> bool:
-        """Tell whether the summand beside a branch was computed before the branch began."""
-        beside = summands[1] if sources[0] is not None else summands[0]
-        return self._order.get(id(beside), 0) < branch_begin
+    def _record_end(self, branch: _Branch, out: Tensor, *, has_stream: bool) -> None:
+        """Record that a branch is added to the stream, see `_record_sum`.
+
+        Args:
+            branch: The branch.
+            out: The sum.
+            has_stream: Whether the other summand is known as the stream.
+        """
+        last_weight = max(branch.last_weights)
+        stack = re.split(r"\.\d+\.", last_weight)[0]
+        if not has_stream and stack in self._stacks_with_stream:
+            self.normed = self.normed or last_weight
+        self._stacks_with_stream.add(stack)
+        self.ends |= branch.last_weights
+        self._stream[id(out)] = last_weight

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Uses
-from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX
+from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, VECTOR
 from optrun.param_groups.stacks import Stack, find_stacks, stacks_of
 from optrun.param_groups.tree import is_inside, path_and_ancestors, split_path, tree_of
 
@@ -34,9 +34,9 @@ class Layer:
 
     Attributes:
         layer_id: 0 for embeddings, i + 1 for block i, n_layers + 1 for the head.
-        n_layers: Number of blocks of its tower.
-        label: `head`, `embeddings` or `layer_03`; with several towers `decoder/layer_03`.
-        why: What decided: the list of blocks, or the side of them.
+        n_layers: Number of blocks of its stack, a list of blocks such as an encoder.
+        label: `head`, `embeddings` or `layer_03`; with several stacks `decoder/layer_03`.
+        why: The reason: the list of blocks, or the side of it.
     """
 
     layer_id: int
@@ -57,10 +57,11 @@ def lr_scale_of(layer: Layer, decay_rate: float) -> float:
     return float(decay_rate ** (layer.n_layers + 1 - layer.layer_id))
 
 
-def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
+def label_of(layer_id: int, n_layers: int, stack: str = "") -> str:
     """Name a layer for tables and metrics.
 
-    The head has no tower in its name. Block numbers have two digits at least.
+    Blocks are counted from 0, with two digits at least. The name of the stack comes first if there
+    is one, but not for the head.
 
     Example:
         >>> label_of(4, 12), label_of(0, 12, "decoder"), label_of(13, 12, "decoder")
@@ -70,23 +71,24 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
         return HEAD
     width = max(2, len(str(n_layers - 1)))
     name = EMBEDDINGS if layer_id == 0 else f"layer_{layer_id - 1:0{width}d}"
-    if tower:
-        return f"{tower}/{name}"
+    if stack:
+        return f"{stack}/{name}"
     return name
 
 
-def layer_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Layer:
+def layer_at(layer_id: int, n_layers: int, why: str, stack: str = "") -> Layer:
     """Make a layer with its label, see `Layer` and `label_of`."""
-    return Layer(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
+    return Layer(layer_id, n_layers, label_of(layer_id, n_layers, stack), why)
 
 
 def restore_layer(layer: Layer, layer_id: int, label: str) -> Layer:
-    """Return the layer of a parameter at the start of its run.
+    """Return the layer that a parameter had at the start of its run.
 
-    It differs from `layer` if another version of optrun or another batch assigns it otherwise.
+    Another version of optrun, or another batch, may assign it to another layer now. The number of
+    blocks is not saved: for a head it follows from `layer_id`, else it is that of `layer`.
 
     Args:
-        layer: The layer now; returned as it is if its label is the saved one.
+        layer: The layer now; returned unchanged if its label is the saved one.
         layer_id: Saved with the run.
         label: Saved with the run.
 
@@ -124,16 +126,17 @@ class Layers:
         self.roles = roles
         self.uses = uses
         self.root = tree_of(params, roles, model)
-        self.towers = _find_towers(find_stacks(self.root))
+        self.stacks = find_stacks(self.root)
+        _set_scopes_and_names(self.stacks)
         self.output_ids, self.input_ids = _embedding_param_ids(model)
 
     def heads(self) -> set[str]:
-        """Name the matrices of the head.
+        """Return the names of the head's matrices.
 
-        For a model without blocks, those of the output layer that the model names itself, if any.
+        For a model without blocks, those of its `get_output_embeddings`, if it has any.
         """
         matrices = [name for name in self.params if self.roles[name] == MATRIX]
-        if not self.towers:
+        if not self.stacks:
             return {name for name in matrices if id(self.params[name]) in self.output_ids}
         layers = self._layers()
         return {name for name in matrices if layers[name].label == HEAD}
@@ -142,39 +145,39 @@ class Layers:
         """Map every parameter to its layer.
 
         Args:
-            n_layers: Number of blocks to count from. It is kept as the tower's depth, so a later
+            n_layers: Number of blocks to count from. It is kept as the stack's depth, so a later
                 call with None counts from it, too. None: as many as there are.
 
         Raises:
-            ConfigError: No stack of blocks; or `n_layers` is below their number, or set for several
-                towers.
+            ConfigError: The model has no stack; or `n_layers` is below the number of blocks, or set
+                for several stacks.
         """
-        if not self.towers:
+        if not self.stacks:
             raise ConfigError(
                 f"param_groups=layerwise: {self.root.kind or 'this model'} has no stack of blocks"
-                " (a list of modules built alike), so its layers cannot be told from the module"
+                " (a list of modules built alike), so optrun cannot read its layers from the module"
                 " tree. Say which parameter belongs to which block with param_groups.name_dict,"
-                ' such as {"^trunk\\.(\\d+)\\.": "\\1", "^stem": embeddings}, or take'
+                ' such as {"^trunk\\.(\\d+)\\.": "\\1", "^stem": embeddings}, or use'
                 " param_groups=standard."
             )
         if n_layers is not None:
-            stacks = [tower.stack for tower in self.towers]
-            depths = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
-            if len(stacks) > 1:
+            depths = ", ".join(f"{stack.path} {stack.depth}" for stack in self.stacks)
+            if len(self.stacks) > 1:
                 raise ConfigError(
                     f"param_groups.n_layers={n_layers}: this model has several stacks ({depths}),"
                     " each with its own depth; leave it null."
                 )
-            if n_layers < stacks[0].depth:
+            (stack,) = self.stacks
+            if n_layers < stack.depth:
                 raise ConfigError(
-                    f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the"
-                    f" depth found ({depths})."
+                    f"param_groups.n_layers={n_layers}: expected at least {stack.depth}, the number"
+                    f" of blocks ({depths})."
                 )
-            stacks[0].depth = n_layers
+            stack.depth = n_layers
         return self._layers()
 
     def _layers(self) -> dict[str, Layer]:
-        """Map every parameter to its layer by use, else by name."""
+        """Map every parameter to its layer: by its use in a forward pass, else by its name."""
         layers = {name: self._layer_by_name(name) for name in self.params}
         for name, layer in self._layers_by_use().items():
             if layer.label != layers[name].label:
@@ -182,32 +185,39 @@ class Layers:
         return layers
 
     def _layers_by_use(self) -> dict[str, Layer]:
-        """Find the parameters used before the first block, or after the last one has begun.
+        """Map parameters outside of all blocks to embeddings or head, by their use.
 
-        Only parameters beside the blocks. One that is used in between, such as a projection from
-        one tower into the next, is missing; and so is one that is used on both sides, unless it is
-        an embedding.
+        The operations of a forward pass are numbered, see `Uses`. The blocks of a stack begin with
+        the first use of a parameter in them, stems left out; their last block begins with the
+        largest of the first uses. For a parameter near several stacks, their blocks count together.
+
+        - Embeddings: used before the blocks begin, and not after the last block has begun. An
+          embedding may be used there, too: a tied one is.
+        - Head: first used after the last block has begun.
+        - Any other is missing, such as a projection between two stacks.
         """
-        spans = []
-        for tower in self.towers:
-            names = [name for name in self.uses if tower.stack.block_of(name) is not None]
-            first_uses = [self.uses[name][0] for name in names if not tower.stack.in_stem(name)]
+        begin_of_blocks: dict[str, int] = {}
+        begin_of_last_block: dict[str, int] = {}
+        for stack in self.stacks:
+            names = [name for name in self.uses if stack.block_of(name) is not None]
+            first_uses = [self.uses[name][0] for name in names if not stack.in_stem(name)]
             if first_uses:
-                spans.append((tower, min(first_uses), max(first_uses)))
+                begin_of_blocks[stack.path] = min(first_uses)
+                begin_of_last_block[stack.path] = max(first_uses)
         layers = {}
         for name, (first, last) in self.uses.items():
-            if any(tower.stack.block_of(name) is not None for tower in self.towers):
+            if any(stack.block_of(name) is not None for stack in self.stacks):
                 continue
-            towers = self._nearest_towers(name)
-            spans_of_towers = [(begin, end) for tower, begin, end in spans if tower in towers]
-            if not spans_of_towers:
+            stacks = self._nearest_stacks(name)
+            used_stacks = [stack.path for stack in stacks if stack.path in begin_of_blocks]
+            if not used_stacks:
                 continue
-            begin = min(begin for begin, _ in spans_of_towers)
-            end = max(end for _, end in spans_of_towers)
+            begin = min(begin_of_blocks[path] for path in used_stacks)
+            end = max(begin_of_last_block[path] for path in used_stacks)
             if first < begin and (last <= end or self.roles[name] == EMBEDDING):
-                layers[name] = replace(_embedding_layer(towers), why="used before the blocks")
+                layers[name] = replace(_embedding_layer(stacks), why="used before the blocks")
             elif first > end:
-                layers[name] = replace(_head_layer(towers), why="used after the blocks")
+                layers[name] = replace(_head_layer(stacks), why="used after the blocks")
         return layers
 
     def _layer_by_name(self, name: str) -> Layer:
@@ -215,18 +225,18 @@ class Layers:
 
         The first rule that applies decides:
 
-        1. A parameter in a block belongs to that block, unless it is an embedding in the stem of
-           block 0, which belongs to the embeddings.
-        2. One of the output layer that the model names itself belongs to the head.
-        3. One of the input embeddings that the model names itself belongs to the embeddings.
-        4. Any other is beside the blocks; `_is_below_blocks` says on which side.
+        1. In a block: that block. But an embedding in the stem of block 0 belongs to the
+           embeddings.
+        2. In the model's `get_output_embeddings`: the head.
+        3. In the model's `get_input_embeddings`: the embeddings.
+        4. Any other is outside of all blocks; `_is_below_blocks` says on which side.
 
-        Its tower is the one around it. Rules 2 and 3 take all towers if there is none, rule 4 those
-        in its closest ancestor.
+        A model may have several stacks, such as an encoder and a decoder. The layer is that of the
+        stack in whose scope the parameter lies; if there is none, rules 2 and 3 take all stacks,
+        and rule 4 those in its closest ancestor that contains any.
         """
         path = name.rpartition(".")[0]
-        for tower in self.towers:
-            stack = tower.stack
+        for stack in self.stacks:
             block = stack.block_of(name)
             if block is None:
                 continue
@@ -234,168 +244,167 @@ class Layers:
             # SegFormer has a patch embedding for each stage, beside its list of blocks: the first
             # embeds the image, the others belong to the first block of their stage.
             if block == 0 and stack.in_stem(path) and self._embeds(path, below=parent):
-                return _embedding_layer([tower])
-            return layer_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
-        tower_around = self._tower_around(path)
+                return _embedding_layer([stack])
+            return layer_at(block + 1, stack.depth, f"{stack.path} {block}", stack.name)
+        stack_in_scope = self._stack_in_scope(path)
         if id(self.params[name]) in self.output_ids:
-            return _head_layer(tower_around or self.towers)
+            return _head_layer(stack_in_scope or self.stacks)
         if id(self.params[name]) in self.input_ids:
-            return _embedding_layer(tower_around or self.towers)
-        towers = self._nearest_towers(path)
-        if self._is_below_blocks(name, tower_around):
-            return _embedding_layer(towers)
-        return _head_layer(towers)
+            return _embedding_layer(stack_in_scope or self.stacks)
+        nearest_stacks = self._nearest_stacks(path)
+        if self._is_below_blocks(name, stack_in_scope):
+            return _embedding_layer(nearest_stacks)
+        return _head_layer(nearest_stacks)
 
-    def _is_below_blocks(self, name: str, tower_around: list[_Tower]) -> bool:
-        """Tell whether a parameter beside the blocks belongs to the embeddings, else to the head.
+    def _is_below_blocks(self, name: str, stack_in_scope: list[Stack]) -> bool:
+        """Tell whether a parameter outside of all blocks belongs to the embeddings, else the head.
+
+        The first rule that applies decides:
+
+        1. An embedding: yes.
+        2. In the scope of no stack: if its module embeds, or its name says so and it is no vector.
+        3. Directly in a module that contains the blocks: by its name.
+        4. Else two children of the lowest module that contains both are compared: the child with
+           the parameter, and the child with the blocks. A head's name in the path: no. The child
+           registered before the blocks, unless it is called final or last: yes. Else if its module
+           embeds.
 
         Args:
             name: Name of the parameter.
-            tower_around: The tower whose root contains it; empty if there is none.
+            stack_in_scope: The stack in whose scope it lies; empty if there is none.
         """
         path, _, leaf = name.rpartition(".")
         role = self.roles[name]
         has_embedding_name = _EMBEDDING_DIRECT.search(leaf) is not None
         if role == EMBEDDING:
             return True
-        if not tower_around:
-            return self._embeds(path) or (has_embedding_name and role != "vector")
-        # Compare the two children of the lowest module that contains both: the one with the
-        # parameter, and the one with the blocks.
-        stack_path = tower_around[0].stack.path
+        if not stack_in_scope:
+            return self._embeds(path) or (has_embedding_name and role != VECTOR)
+        stack_path = stack_in_scope[0].path
         common = next(above for above in path_and_ancestors(path) if is_inside(stack_path, above))
         if common == path:
             return has_embedding_name
         depth = len(split_path(common))
-        child, *below_child = split_path(path)[depth:]
-        if any(_HEAD_NAME.search(part) for part in (child, *below_child)):
+        below_common = split_path(path)[depth:]
+        if any(_HEAD_NAME.search(part) for part in below_common):
             return False
+        child = below_common[0]
+        child_with_blocks = split_path(stack_path)[depth]
         siblings = list(self.root.at(common).children)
-        child_of_blocks = split_path(stack_path)[depth]
-        is_before = siblings.index(child) < siblings.index(child_of_blocks)
+        is_before = siblings.index(child) < siblings.index(child_with_blocks)
         if is_before and not _FINAL_CHILD.search(child):
             return True
         return self._embeds(path, below=common)
 
     def _embeds(self, path: str, *, below: str = "") -> bool:
-        """Tell whether a module, or one of its ancestors below another module, embeds.
+        """Tell whether a module, or one of its ancestors below another module, embeds its input.
 
-        The class decides: its name contains "embed", and it is no model. The module's name decides
-        for an embedding layer, a norm, or a class that is not known.
+        The class decides: its name contains "embed", and it is no model. The module's own name
+        decides for an embedding layer, a norm, or an unknown class.
 
         Args:
             path: Dotted name of the module.
-            below: Dotted name of an ancestor, which is not looked at any more.
+            below: Dotted name of an ancestor; this and the ones above it do not count.
         """
         for above in takewhile(lambda above: above != below, path_and_ancestors(path)):
             node = self.root.at(above)
-            name = above.rpartition(".")[2]
             if re.search("embed", node.kind, re.IGNORECASE) and not node.is_model:
                 return True
             name_decides = node.kind in ("", "Embedding") or "norm" in node.kind.lower()
-            if name_decides and _EMBEDDING_CHILD.search(name):
+            if name_decides and _EMBEDDING_CHILD.search(above.rpartition(".")[2]):
                 return True
         return False
 
-    def _tower_around(self, path: str) -> list[_Tower]:
-        """List the tower around a module: one, or none."""
-        return [tower for tower in self.towers if is_inside(path, tower.root)][:1]
+    def _stack_in_scope(self, path: str) -> list[Stack]:
+        """Return the stack in whose scope a module lies, as a list: one, or none."""
+        return [stack for stack in self.stacks if is_inside(path, stack.scope)][:1]
 
-    def _nearest_towers(self, path: str) -> list[_Tower]:
-        """List the tower around a module, else all towers in its closest ancestor with any."""
-        tower_around = self._tower_around(path)
-        if tower_around:
-            return tower_around
+    def _nearest_stacks(self, path: str) -> list[Stack]:
+        """Return the stack in whose scope a module lies, else all in its closest ancestor."""
+        stack_in_scope = self._stack_in_scope(path)
+        if stack_in_scope:
+            return stack_in_scope
         for ancestor in path_and_ancestors(path):
-            towers = [tower for tower in self.towers if is_inside(tower.root, ancestor)]
-            if towers:
-                return towers
-        raise AssertionError("the model itself contains every tower")
+            stacks = [stack for stack in self.stacks if is_inside(stack.scope, ancestor)]
+            if stacks:
+                return stacks
+        raise AssertionError("the model itself contains every stack")
 
 
-@dataclass(frozen=True)
-class _Tower:
-    """A stack of blocks with the modules around it, such as an encoder."""
-
-    stack: Stack
-    root: str
-    """Dotted name of the topmost module that contains no other tower."""
-    name: str
-    """Empty for the only tower of a model."""
-
-
-def _find_towers(stacks: list[Stack]) -> list[_Tower]:
-    """Make a tower of each stack: the topmost module around it without another stack."""
-    names = _tower_names([stack.path for stack in stacks])
-    towers = []
+def _set_scopes_and_names(stacks: list[Stack]) -> None:
+    """Set the scope and the name of each stack of a model, see `Stack`."""
+    names = _short_names([stack.path for stack in stacks])
     for stack, name in zip(stacks, names, strict=True):
-        root = stack.path
+        stack.name = name
+        stack.scope = stack.path
         for ancestor in path_and_ancestors(stack.path):
             stacks_inside = [other for other in stacks if is_inside(other.path, ancestor)]
-            if stacks_inside == [stack]:
-                root = ancestor
-        towers.append(_Tower(stack, root, name))
-    return towers
+            if len(stacks_inside) == 1:
+                stack.scope = ancestor
 
 
-def _tower_names(paths: list[str]) -> list[str]:
-    """Shorten each path to its distinguishing parts; empty for a single path.
+def _short_names(paths: list[str]) -> list[str]:
+    """Shorten each path to its first parts that distinguish it; empty for a single path.
 
     Example:
-        >>> _tower_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
+        >>> _short_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
         ['text_model', 'vision_model']
-        >>> _tower_names(["model.encoder.layers", "model.decoder.layers"])
+        >>> _short_names(["model.encoder.layers", "model.decoder.layers"])
         ['encoder', 'decoder']
     """
     if len(paths) < 2:
         return [""] * len(paths)
-    split_paths = [split_path(path) for path in paths]
+    parts_of_paths = [split_path(path) for path in paths]
     common = next(
         above
         for above in path_and_ancestors(paths[0])
         if all(is_inside(path, above) for path in paths)
     )
-    depth = len(split_path(common))
-    end = depth + 1
-    while len({tuple(parts[depth:end]) for parts in split_paths}) < len(paths):
+    begin = len(split_path(common))
+    end = begin + 1
+    while len({tuple(parts[begin:end]) for parts in parts_of_paths}) < len(paths):
         end += 1
-    return [".".join(parts[depth:end]) or parts[-1] for parts in split_paths]
+    return [".".join(parts[begin:end]) or parts[-1] for parts in parts_of_paths]
 
 
 def _embedding_param_ids(model: nn.Module | None) -> tuple[set[int], set[int]]:
-    """Collect the ids of the parameters of the output layer and of the input embeddings.
+    """Return the ids of the parameters of the output layer, and of the input embeddings.
 
-    A tied parameter counts as an input embedding. Both sets are empty for a model without
-    `get_output_embeddings` and `get_input_embeddings`.
+    The layers are those of the model's `get_output_embeddings` and `get_input_embeddings`; a set is
+    empty if the model lacks the method or the layer. A tied parameter is in the second set only.
     """
-    ids: list[set[int]] = []
-    for method in ("get_output_embeddings", "get_input_embeddings"):
-        get_layer = getattr(model, method, None)
-        try:
-            layer = get_layer() if callable(get_layer) else None
-        except (NotImplementedError, AttributeError):  # models without such a layer raise these
-            layer = None
-        params = layer.parameters() if isinstance(layer, nn.Module) else ()
-        ids.append({id(param) for param in params})
-    outputs, inputs = ids
+    outputs = _param_ids(model, "get_output_embeddings")
+    inputs = _param_ids(model, "get_input_embeddings")
     return outputs - inputs, inputs
 
 
-def _embedding_layer(towers: list[_Tower]) -> Layer:
-    """Make the layer of embeddings below the deepest of the towers that they feed."""
-    deepest = max(towers, key=lambda tower: tower.stack.depth)
-    return layer_at(0, deepest.stack.depth, BELOW, deepest.name if len(towers) == 1 else "")
+def _param_ids(model: nn.Module | None, method: str) -> set[int]:
+    """Return the ids of the parameters of the layer that a method of the model returns."""
+    get_layer = getattr(model, method, None)
+    try:
+        layer = get_layer() if callable(get_layer) else None
+    except (NotImplementedError, AttributeError):  # models without such a layer raise these
+        return set()
+    if isinstance(layer, nn.Module):
+        return set(map(id, layer.parameters()))
+    return set()
 
 
-def _head_layer(towers: list[_Tower]) -> Layer:
-    """Make the layer of a head above the deepest of the towers."""
-    depth = max(tower.stack.depth for tower in towers)
+def _embedding_layer(stacks: list[Stack]) -> Layer:
+    """Make the layer of embeddings that feed these stacks, below the deepest of them.
+
+    Its label has the name of the stack if there is only one.
+    """
+    deepest = max(stacks, key=lambda stack: stack.depth)
+    return layer_at(0, deepest.depth, BELOW, deepest.name if len(stacks) == 1 else "")
+
+
+def _head_layer(stacks: list[Stack]) -> Layer:
+    """Make the layer of a head above the deepest of these stacks."""
+    depth = max(stack.depth for stack in stacks)
     return layer_at(depth + 1, depth, ABOVE)
 
 
 def block_paths(model: nn.Module) -> list[str]:
-    """List the dotted names of a model's blocks, in its order.
-
-    Empty for a model without a stack of blocks.
-    """
+    """List the dotted names of a model's blocks, in its order; empty if it has none."""
     return [path for stack in stacks_of(model) for path in stack.blocks]

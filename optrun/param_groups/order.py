@@ -1,4 +1,7 @@
-"""Find the order in which a model uses its parameters, by a forward pass on the meta device."""
+"""Find the order in which a model uses its parameters, by a forward pass on the meta device.
+
+On the meta device tensors have shapes and dtypes, but no values: such a pass takes no memory.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,22 @@ from torch.utils._pytree import tree_leaves
 from optrun.base.plain import PlainDict
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
-"""Parameter name -> (first, last) operation that uses it, counted from 1; an unused one is
-missing."""
+"""Parameter name -> numbers of the first and the last operation that use it, counted from 1 in a
+forward pass; unused parameters are missing."""
 
 W = TypeVar("W", bound="Watch")
 
 _MAX_OPERATIONS = 50_000
-"""Largest number of operations of a forward pass, some seconds. Without values, a loop that waits
-for one may never end."""
+"""Largest number of operations of a forward pass, some seconds. Since there are no values, a loop
+that waits for a value may never end."""
 
 
 def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
-    """Find when each parameter is used in a forward pass.
+    """Find the first and last operation that use each parameter in a forward pass.
 
     Operations are watched, and not modules: a weight that another module uses
     (`nn.functional.linear` with `self.proj.weight`), a class token, and a tied embedding count
-    where they are used. The pass runs in evaluation mode on a copy of the model on the meta device.
-    So it takes no memory, and the model, its buffers and the random generators do not change.
+    where they are used. See `run_on_meta`.
 
     Args:
         model: On any device.
@@ -54,142 +56,146 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
         >>> sorted(uses, key=uses.__getitem__)
         ['first.weight', 'last.weight']
     """
-    return run_on_shapes(model, batch, Watch).uses
+    return run_on_meta(model, batch, Watch).uses
 
 
-def run_on_shapes(
-    model: nn.Module, batch: Mapping[str, object], make: Callable[[nn.Module], W]
+def run_on_meta(
+    model: nn.Module, batch: Mapping[str, object], make_watch: Callable[[nn.Module], W]
 ) -> W:
-    """Run a copy of a model on the meta device under a watch, and return the watch.
+    """Run a copy of a model on the meta device, and return the watch that saw its operations.
+
+    The pass runs in evaluation mode and takes no memory. The model, its buffers and the random
+    generators do not change.
 
     Args:
-        model: On any device; not changed.
+        model: On any device.
         batch: See `uses_of`.
-        make: Makes the watch over the copy.
+        make_watch: Makes the watch over the copy, such as the class `Watch`.
 
     Raises:
         Exception: Whatever the model raises; RuntimeError after 50,000 operations.
     """
-    plain_tensors: list[Tensor] = []  # attributes that are neither parameters nor buffers
+    # `deepcopy` takes what its memo has for an id instead of copying: here, a tensor on `meta`.
+    memo: dict[int, object] = {}
     for module in model.modules():
-        plain_tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
-    shapes: dict[int, object] = {
-        id(tensor): tensor.detach().to("meta") for tensor in [*plain_tensors, *model.buffers()]
-    }
-    shapes |= {
-        id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()
-    }
-    twin = copy.deepcopy(model, shapes).eval()
-    on_meta = {
+        for value in vars(module).values():
+            if isinstance(value, Tensor):  # neither a parameter nor a buffer
+                memo[id(value)] = value.detach().to("meta")
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    for param in model.parameters():
+        memo[id(param)] = nn.Parameter(param.detach().to("meta"), False)
+    model_on_meta = copy.deepcopy(model, memo).eval()
+    batch_on_meta = {
         key: value.to("meta") if isinstance(value, Tensor) else value
         for key, value in batch.items()
     }
-    watch = make(twin)
+    watch = make_watch(model_on_meta)
     quiet = warnings.catch_warnings()
-    seeds = torch.random.fork_rng(devices=[])
-    whole_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
-    with quiet, seeds, whole_masks, torch.no_grad(), torch.device("meta"), watch:
+    keep_rng = torch.random.fork_rng(devices=[])
+    full_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+    with quiet, keep_rng, full_masks, torch.no_grad(), torch.device("meta"), watch:
         warnings.simplefilter("ignore")
-        twin(**on_meta)
+        model_on_meta(**batch_on_meta)
     return watch
 
 
 def example_batches(model: Any) -> list[dict[str, Tensor]]:
-    """Make batches of zeros on the meta device for a model of transformers.
+    """Make batches of zeros on the meta device that a transformers model may run on.
 
     Returns:
-        Batches of one example of 8 tokens, with images and sound if `forward` takes them; then one
-        with its tokens only. Empty for other models.
+        A batch of one example, with every kind of input that `forward` takes: 8 tokens, an image,
+        one second of sound. If it has tokens and others, also a batch with the tokens only. Empty
+        for models of other libraries.
     """
     config = getattr(model, "config", None)
-    main = getattr(model, "main_input_name", None)
-    takes = inspect.signature(model.forward).parameters
+    main_input = getattr(model, "main_input_name", None)
+    inputs = inspect.signature(model.forward).parameters
+    token_inputs = [key for key in ("input_ids", "decoder_input_ids") if key in inputs]
     choices = (2,) if type(model).__name__.endswith("MultipleChoice") else ()
-    ids = [key for key in ("input_ids", "decoder_input_ids") if key in takes]
-    if config is None or main is None:
+    if config is None or main_input is None:
         return []
     with torch.device("meta"):
-        tokens = {key: torch.zeros(1, *choices, 8, dtype=torch.long) for key in ids}
+        tokens = {key: torch.zeros(1, *choices, 8, dtype=torch.long) for key in token_inputs}
         batch = dict(tokens)
-        if "pixel_values" in takes:
+        if "pixel_values" in inputs:
             vision = getattr(config, "vision_config", None) or config
             size = getattr(vision, "image_size", 224)
             sides = (size, size) if isinstance(size, int) else tuple(size)[:2]
             batch["pixel_values"] = torch.zeros(1, getattr(vision, "num_channels", 3), *sides)
-        if main == "input_values":
-            batch[main] = torch.zeros(1, 16_000)
-        if main == "input_features":
-            batch[main] = torch.zeros(1, getattr(config, "num_mel_bins", 80), 3_000)
+        if main_input == "input_values":
+            batch[main_input] = torch.zeros(1, 16_000)
+        if main_input == "input_features":
+            batch[main_input] = torch.zeros(1, getattr(config, "num_mel_bins", 80), 3_000)
     if 0 < len(tokens) < len(batch):
         return [batch, tokens]
     return [batch]
 
 
 def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:
-    """Find the uses of parameters in a forward pass, and describe the result in a sentence.
+    """Find the uses of parameters in a forward pass, and write a note on the result for users.
 
     Args:
         model: On any device.
         batch: See `uses_of`; None: the first of `example_batches` that the model runs on.
 
     Returns:
-        The uses, empty if the model cannot run on the meta device; and the sentence.
+        The uses, empty if the model cannot run on the meta device; and the note.
     """
     kind = type(model).__name__
-    count = sum(1 for _ in model.parameters())
-    watch, why = first_watch(model, batch, Watch, "batch=: none given")
+    watch, why = first_watch(model, batch, Watch, "no batch was given")
     if watch is None:
-        return (
-            {},
-            (
-                f"param_groups=layerwise: the tensors of {kind} beside the blocks are placed by"
-                f" name, since no forward pass over shapes was made ({why}). param_groups.name_dict"
-                " places them by hand."
-            ),
+        note = (
+            f"param_groups=layerwise: the parameters of {kind} outside of its blocks get their"
+            f" layer by name, because no forward pass on the meta device was possible ({why}). Use"
+            " param_groups.name_dict to set layers yourself."
         )
-    return (
-        watch.uses,
-        (
-            f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(watch.uses)}"
-            f" of {count} tensors; those beside the blocks lie where they were used."
-        ),
+        return {}, note
+    count = len(list(model.parameters()))
+    note = (
+        f"param_groups=layerwise: a forward pass of {kind} used {len(watch.uses)} of {count}"
+        " parameters; those outside of its blocks get their layer by the order of use."
     )
+    return watch.uses, note
 
 
 def first_watch(
-    model: nn.Module, batch: Mapping[str, object] | None, make: Callable[[nn.Module], W], why: str
+    model: nn.Module,
+    batch: Mapping[str, object] | None,
+    make_watch: Callable[[nn.Module], W],
+    why: str,
 ) -> tuple[W | None, str]:
-    """Run a model under a watch, on the first batch that works.
+    """Run a model on the meta device with the first batch that works, see `run_on_meta`.
 
     Args:
         model: On any device.
         batch: See `uses_of`; None: each of `example_batches` is tried.
-        make: As for `run_on_shapes`.
+        make_watch: Makes the watch over the copy.
         why: The reason to return if there is no batch at all.
 
     Returns:
-        The watch, and an empty text; None and the reason if the model ran on no batch.
+        The watch, and an empty text; or None, and the reason why the last batch failed.
     """
     batches: Sequence[Mapping[str, object]]
     try:
         batches = example_batches(model) if batch is None else [batch]
     except Exception as error:  # a configuration of another form than most
-        return None, _in_short(error)
+        return None, describe_briefly(error)
     for example in batches:
         try:
-            return run_on_shapes(model, example, make), ""
+            return run_on_meta(model, example, make_watch), ""
         except Exception as error:  # whatever a model's own code raises
-            why = _in_short(error)
+            why = describe_briefly(error)
     return None, why
 
 
-def _in_short(error: Exception) -> str:
+def describe_briefly(error: Exception) -> str:
     """Describe an error by its type and the first 120 characters of its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 class Watch(TorchDispatchMode):
-    """Note the first and the last operation on each parameter during a forward pass.
+    """Record the first and the last operation on each parameter during a forward pass.
 
     If the model reads a value, which the meta device does not have, it gets 1.
     """
@@ -208,7 +214,7 @@ class Watch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: PlainDict | None = None,
     ) -> Any:
-        """Count an operation, note the parameters among its arguments, and run it.
+        """Count an operation, record the parameters among its arguments, and run it.
 
         Raises:
             RuntimeError: There were more than `_MAX_OPERATIONS`.

@@ -1,15 +1,16 @@
-"""Find the stacks of blocks in a module tree, over which the depth of a model is counted.
+"""Find the stacks of a model: the lists of blocks over which its depth is counted.
 
-A stack is an outermost list whose elements are blocks: modules made of modules, with several
-matrices and a norm. A list of stages that each hold a list of blocks counts the blocks through.
-Lists of equal length beside each other (attentions and feed-forwards kept apart) are one stack. Of
-several lists, each that is a model's own, or large beside the largest, is a tower with its own
-depth; small ones (feature extractors, heads, mergers) belong to their tower.
+A stack is one list of blocks, such as the layers of an encoder; a model with a text and a vision
+encoder has two. A block is a module made of modules, with several matrices and a norm. Special
+cases:
+
+- A list of stages, each with a list of blocks, is one stack: blocks are counted through all stages.
+- Lists of equal length beside each other (attentions and feed-forwards kept apart) are one stack.
+- Small lists beside a large one (feature extractors, heads, mergers) are no stacks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -18,18 +19,18 @@ from optrun.param_groups.roles import roles_of
 from optrun.param_groups.tree import Node, is_inside, path_and_ancestors, tree_of
 
 LARGE = 0.15
-"""Share of the largest stack's elements from which another stack of the model is a tower."""
+"""Share of the largest list's parameter elements from which another list of blocks is a stack."""
 
 DEEP = 6
-"""Number of blocks from which a stack is a tower however narrow it is."""
+"""Number of blocks from which a list of blocks is a stack, however narrow it is."""
 
 STAGE_SHARE = 0.5
-"""Share of a stage's elements above which an inner list is its list of blocks."""
+"""Share of a stage's parameter elements above which a list in it is its list of blocks."""
 
 
 @dataclass
 class Stack:
-    """The blocks of one tower.
+    """A list of blocks with its own depth, such as the layers of an encoder.
 
     Attributes:
         path: Dotted name of its list of modules.
@@ -39,6 +40,8 @@ class Stack:
         stems: Dotted names of modules of a stage before its first block, such as a patch embedding.
             They count with that block.
         numel: Elements of its parameters.
+        scope: Dotted name of the topmost module that contains this stack and no other.
+        name: Short name among the stacks of the model; empty for the only one.
     """
 
     path: str
@@ -46,6 +49,8 @@ class Stack:
     blocks: dict[str, int]
     stems: set[str] = field(default_factory=set)
     numel: int = 0
+    scope: str = ""
+    name: str = ""
 
     def block_of(self, path: str) -> int | None:
         """Return the block number of a parameter or module by its name; None outside the stack."""
@@ -60,45 +65,46 @@ class Stack:
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
-    """List the towers of a model, see `find_stacks`."""
+    """List the stacks of a model, see `find_stacks`."""
     return find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
 
 
 def find_stacks(root: Node) -> list[Stack]:
-    """List the towers of a tree, in its order; none without a list of blocks.
+    """List the stacks of a module tree in its order, with the blocks of each numbered.
 
-    Blocks must have three matrices and a norm; if no stack has such blocks, two matrices.
+    Blocks must have three matrices and a norm; if no list has such blocks, two matrices. Of the
+    lists of blocks the largest is a stack, and others if `_is_large` says so. Empty for a model
+    without a list of blocks.
     """
     merged = _merge_siblings(_outermost_lists(root))
-    for strict in (True, False):
-        candidates = [stack for stack in merged if _made_of_blocks(root, stack, strict=strict)]
-        if candidates:
-            break
-    else:
+    candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=True)]
+    if not candidates:
+        candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=False)]
+    if not candidates:
         return []
-    lists = {stack.path for stack in candidates}
+    list_paths = {stack.path for stack in candidates}
     for stack in candidates:
-        _take_companions(root, stack, lists)
+        _add_lists_beside(root, stack, list_paths)
     largest = max(candidates, key=lambda stack: stack.numel)
-    return [stack for stack in candidates if stack is largest or _is_tower(root, stack, largest)]
+    return [stack for stack in candidates if stack is largest or _is_large(root, stack, largest)]
 
 
 def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
-    """List the outermost lists of repeated modules, as stacks, each with its parent node."""
+    """List the outermost lists that may hold blocks, as stacks, each with its parent node."""
     lists: list[tuple[Stack, Node]] = []
     for child in node.children.values():
-        if child.numbered and _repeats(child):
+        if child.numbered and _may_hold_blocks(child):
             lists.append((_number_blocks(child), node))
         else:
             lists += _outermost_lists(child)
     return lists
 
 
-def _repeats(node: Node) -> bool:
-    """Tell whether the elements of a list of modules may be blocks or stages.
+def _may_hold_blocks(node: Node) -> bool:
+    """Tell whether the elements of a list of modules may be blocks, or stages of blocks.
 
-    At least half of them must have child modules. A single element must have three matrices; of
-    several, two must be of one kind, unless they are stages.
+    At least half of them must have child modules. A single element must have three matrices. Of
+    several elements two must be of one class, unless they are stages.
     """
     elements = list(node.children.values())
     composite = [element for element in elements if element.children]
@@ -106,9 +112,8 @@ def _repeats(node: Node) -> bool:
         return False
     if len(elements) == 1:
         return elements[0].matrices >= 3
-    return (
-        len(elements) > len({_kind(element) for element in elements}) or _stages(node) is not None
-    )
+    two_are_alike = len({_kind(element) for element in elements}) < len(elements)
+    return two_are_alike or _block_lists_of_stages(node) is not None
 
 
 def _kind(node: Node) -> str:
@@ -119,158 +124,172 @@ def _kind(node: Node) -> str:
 def _number_blocks(node: Node) -> Stack:
     """Make the stack of a list of modules, with the blocks numbered through all stages.
 
-    Modules of a stage before its blocks count with its first block, as `stems`; modules behind them
-    with its last.
-    """
-    stages = _stages(node)
-    if stages is None:
-        blocks = {element.path: index for index, element in enumerate(node.children.values())}
-        return Stack(node.path, len(blocks), blocks, numel=node.numel)
-    out = Stack(node.path, 0, {}, numel=node.numel)
-    for stage, inner in zip(node.children.values(), stages, strict=True):
-        first = out.depth
-        if inner is None:
-            out.blocks[stage.path] = first
-            out.depth += 1
-            continue
-        for block in inner.children.values():
-            out.blocks[block.path] = out.depth
-            out.depth += 1
-        if inner is stage:
-            continue
-        out.blocks[stage.path] = out.depth - 1
-        for child in stage.children.values():
-            if child is inner:
-                break
-            out.blocks[child.path] = first
-            out.stems.add(child.path)
-    return out
-
-
-def _stages(node: Node) -> list[Node | None] | None:
-    """Find the list of blocks in each element of a list of stages.
-
-    Returns:
-        For each element its list of blocks, or None for an element that is a block itself. None in
-        place of the list if the elements are no stages: those that are all built alike are blocks,
-        whatever lists they contain.
+    In a stage, modules registered before its list of blocks count with its first block, as `stems`;
+    all other modules count with its last block.
     """
     elements = list(node.children.values())
-    inners = [_inner_list(element) for element in elements]
-    block_lists = [inner for inner in inners if inner is not None]
+    block_lists = _block_lists_of_stages(node)
+    if block_lists is None:
+        blocks = {element.path: index for index, element in enumerate(elements)}
+        return Stack(node.path, len(blocks), blocks, numel=node.numel)
+    stack = Stack(node.path, 0, {}, numel=node.numel)
+    for stage, block_list in zip(elements, block_lists, strict=True):
+        first_block = stack.depth
+        if block_list is None:  # this element is a block, not a stage
+            stack.blocks[stage.path] = first_block
+            stack.depth += 1
+            continue
+        for block in block_list.children.values():
+            stack.blocks[block.path] = stack.depth
+            stack.depth += 1
+        if block_list is stage:
+            continue
+        stack.blocks[stage.path] = stack.depth - 1
+        for child in stage.children.values():
+            if child is block_list:
+                break
+            stack.blocks[child.path] = first_block
+            stack.stems.add(child.path)
+    return stack
+
+
+def _block_lists_of_stages(node: Node) -> list[Node | None] | None:
+    """Find the list of blocks in each element of a list of modules; None if these are no stages.
+
+    They are stages if at least half of them have a list of blocks, see `_find_block_list`, and
+
+    - each element is itself such a list; or
+    - the elements differ in structure, and two of all inner blocks are of one class. (Elements of
+      the same structure are blocks, whatever lists they contain.)
+
+    Returns:
+        For each element its list of blocks, or None for an element that is a block itself.
+    """
+    elements = list(node.children.values())
+    list_by_element = [_find_block_list(element) for element in elements]
+    block_lists = [block_list for block_list in list_by_element if block_list is not None]
     if 2 * len(block_lists) < len(elements) or not block_lists:
         return None
-    nested = all(inner is element for inner, element in zip(inners, elements, strict=True))
-    same_structure = len({element.signature() for element in elements}) == 1
-    if same_structure and not nested:
+    if list_by_element == elements:
+        return list_by_element
+    if len({element.signature() for element in elements}) == 1:
         return None
-    kinds: Counter[str] = Counter()
-    for inner in block_lists:
-        kinds.update(_kind(block) for block in inner.children.values())
-    blocks = sum(kinds.values())
-    if blocks > len(kinds) or nested:
-        return inners
+    kinds: list[str] = []
+    for block_list in block_lists:
+        kinds += map(_kind, block_list.children.values())
+    if len(set(kinds)) < len(kinds):
+        return list_by_element
     return None
 
 
-def _inner_list(stage: Node) -> Node | None:
+def _find_block_list(stage: Node) -> Node | None:
     """Find the list of blocks in a stage: the stage itself, or a child; None if there is none.
 
-    It must have more than `STAGE_SHARE` of the stage's elements, and its own elements must have
-    children and not all be of different kinds.
+    It must have more than half of the stage's parameter elements. Its own modules must all have
+    child modules, and two of them the same class, unless there is only one.
     """
     for node in (stage, *stage.children.values()):
         if node.numbered and node.numel > STAGE_SHARE * stage.numel:
             blocks = list(node.children.values())
-            one_kind = len({_kind(block) for block in blocks}) < max(len(blocks), 2)
-            if one_kind and all(block.children for block in blocks):
+            kinds = {_kind(block) for block in blocks}
+            two_are_alike = len(kinds) < len(blocks) or len(blocks) == 1
+            if two_are_alike and all(block.children for block in blocks):
                 return node
     return None
 
 
 def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
-    """Join stacks of equal depth with the same parent, such as attentions and feed-forwards.
+    """Merge stacks of equal depth with the same parent, such as attentions and feed-forwards.
 
-    Block i of the joined stack has element i of each. Only stacks without stems, of two blocks or
-    more; the first of them is changed.
-    """
-    out: list[Stack] = []
-    parents: list[Node] = []
-    for stack, parent in lists:
-        for earlier, earlier_parent in zip(out, parents, strict=True):
-            can_join = not stack.stems and not earlier.stems and stack.depth > 1
-            if earlier_parent is parent and earlier.depth == stack.depth and can_join:
-                earlier.blocks |= stack.blocks
-                earlier.numel += stack.numel
-                break
-        else:
-            out.append(stack)
-            parents.append(parent)
-    return out
-
-
-def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
-    """Add the elements of lists beside a stack, one for each block or stage, to its blocks.
-
-    Such lists, of the norms or patch embeddings of each layer for instance, are no stacks
-    themselves. Those registered before the stack are its stems. Changes `stack`.
+    Block i of the merged stack has element i of each. Stacks with stems, or of one block, are not
+    merged. Changes the first stack of those that it merges.
 
     Args:
-        root: The tree.
-        stack: One of its stacks.
-        lists: Paths of all stacks.
+        lists: Each stack with its parent.
     """
-    above, _, list_name = stack.path.rpartition(".")
-    parent = root.at(above)
-    element_count = len(parent.children[list_name].children)
+    merged: list[tuple[Stack, Node]] = []
+    for stack, parent in lists:
+        can_merge = not stack.stems and stack.depth > 1
+        partner = None
+        for earlier, earlier_parent in merged:
+            is_partner = earlier_parent is parent and earlier.depth == stack.depth
+            if can_merge and is_partner and not earlier.stems:
+                partner = earlier
+                break
+        if partner is None:
+            merged.append((stack, parent))
+        else:
+            partner.blocks |= stack.blocks
+            partner.numel += stack.numel
+    return [stack for stack, _ in merged]
+
+
+def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
+    """Add lists beside a stack to its blocks, if they have one element for each of its elements.
+
+    Such a list holds the norm or patch embedding of each block or stage, for instance. An element
+    of a list registered before the stack counts with the first block of its stage, as a stem; of a
+    list after it, with the last block. Changes `stack`.
+
+    Args:
+        root: The module tree.
+        stack: One of its stacks.
+        list_paths: Paths of all stacks; these are not added.
+    """
+    parent_path, _, list_name = stack.path.rpartition(".")
+    siblings = root.at(parent_path).children
+    element_count = len(siblings[list_name].children)
     if element_count < 2:
         return
-    before = True
-    for name, child in parent.children.items():
+    is_before = True
+    for name, sibling in siblings.items():
         if name == list_name:
-            before = False
+            is_before = False
             continue
-        if child.path in lists or not child.numbered or len(child.children) != element_count:
+        if sibling.path in list_paths or not sibling.numbered:
             continue
-        if any(f"{child.path}.{number}" in stack.blocks for number in child.children):
+        elements = {number: f"{sibling.path}.{number}" for number in sibling.children}
+        if len(elements) != element_count or stack.blocks.keys() & set(elements.values()):
             continue
-        for number in child.children:
-            element = f"{stack.path}.{number}"
-            numbers = [block for path, block in stack.blocks.items() if is_inside(path, element)]
-            if numbers:
-                stack.blocks[f"{child.path}.{number}"] = min(numbers) if before else max(numbers)
-                if before:
-                    stack.stems.add(f"{child.path}.{number}")
+        for number, element in elements.items():
+            stage = f"{stack.path}.{number}"
+            blocks = [block for path, block in stack.blocks.items() if is_inside(path, stage)]
+            if blocks and is_before:
+                stack.blocks[element] = min(blocks)
+                stack.stems.add(element)
+            elif blocks:
+                stack.blocks[element] = max(blocks)
 
 
-def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
-    """Tell whether at least half of the numbered modules are blocks, see `_is_block`."""
-    per_block: dict[int, list[Node]] = {}
+def _is_made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
+    """Tell whether at least half of the block numbers of a stack are blocks, see `_is_block`."""
+    modules_of_block: dict[int, list[Node]] = {}
     for path, block in stack.blocks.items():
         if path not in stack.stems:
-            per_block.setdefault(block, []).append(root.at(path))
-    block_count = sum(_is_block(nodes, strict=strict) for nodes in per_block.values())
-    return 2 * block_count >= len(per_block)
+            modules_of_block.setdefault(block, []).append(root.at(path))
+    block_count = sum(_is_block(nodes, strict=strict) for nodes in modules_of_block.values())
+    return 2 * block_count >= len(modules_of_block)
 
 
 def _is_block(nodes: list[Node], *, strict: bool) -> bool:
-    """Tell whether the modules of one block number have the parameters of a block.
+    """Tell whether the modules of one block number together have the parameters of a block.
 
-    Two matrices; if `strict`, three, and a norm or another vector. Modules without biases pass
-    without one, since a norm may be frozen.
+    They need two matrices. If `strict`, they need three, and a norm or another vector; but no
+    vector if they have no biases either, since their norms may have no parameters.
     """
     matrices = sum(node.matrices for node in nodes)
     if not strict:
         return matrices >= 2
-    normed = any(node.vectors for node in nodes) or not any(node.biases for node in nodes)
-    return matrices >= 3 and normed
+    has_vector = any(node.vectors for node in nodes)
+    has_bias = any(node.biases for node in nodes)
+    return matrices >= 3 and (has_vector or not has_bias)
 
 
-def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
-    """Tell whether a stack is a tower beside the largest one.
+def _is_large(root: Node, stack: Stack, largest: Stack) -> bool:
+    """Tell whether a list of blocks counts as a stack beside the largest one.
 
-    It is if it has `LARGE` of its elements, `DEEP` blocks, or lies in a model of transformers that
-    does not contain the largest.
+    It does if it has 15 % of the largest one's parameter elements, or six blocks; or if it lies in
+    a transformers model that does not contain the largest one, such as a small vision encoder.
     """
     if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
         return True

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from optrun.param_groups.order import Watch, example_batches, run_on_shapes
+from optrun.param_groups.order import Watch, describe_briefly, example_batches, run_on_meta
 from optrun.param_groups.roles import is_norm
 
 
@@ -23,38 +23,41 @@ class NoCarrierError(Exception):
 
 
 def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
-    """Find the norm before a model's head, and the factor between the two.
+    """Find the norm before a model's head, whose parameters can carry a factor on the logits.
+
+    Two forward passes on the meta device: the first finds the last norm before the head; in the
+    second its output is replaced by ones and twos, to see whether the head reads a multiple of it.
 
     Args:
-        model: A model of transformers, on any device.
+        model: A transformers model, on any device.
 
     Returns:
-        Path of the norm; and the factor, which is 1, or 1/sqrt(width) in T5.
+        Path of the norm; and that multiple: 1 in most models, 1/sqrt(width) in T5.
 
     Raises:
-        NoCarrierError: There is no such norm, it is called more than once, more than a factor is in
-            between, or its output is not linear in its parameters.
+        NoCarrierError: There is no such norm, it is called more than once, the head reads anything
+            but a multiple of its output, or its output is not linear in its parameters.
     """
-    why = "it is no model of transformers"
+    why = "it is no transformers model"
     for batch in example_batches(model):
         try:
-            norms = run_on_shapes(model, batch, _LastNorm).norms
+            norms = run_on_meta(model, batch, _LastNorm).norms
             path = norms[-1] if norms else ""
             if path:
-                factor = run_on_shapes(model, batch, partial(_LastNorm, replaced=path)).factor
+                factor = run_on_meta(model, batch, partial(_LastNorm, replaced=path)).factor
             else:
                 factor = None
         except Exception as error:  # whatever a model's own code raises
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            why = describe_briefly(error)
             continue
         if not path or norms.count(path) > 1:
-            raise NoCarrierError("no norm of its own stands before the head")
+            raise NoCarrierError("there is no norm that is used only before the head")
         if factor is None:
-            raise NoCarrierError(f"between {path} and the head is more than a factor")
+            raise NoCarrierError(f"the head reads more than a multiple of the output of {path}")
         if not _is_linear(model.get_submodule(path)):
-            raise NoCarrierError(f"the output of {path} is not its parameters times something")
+            raise NoCarrierError(f"the output of {path} is not linear in its parameters")
         return path, factor
-    raise NoCarrierError(f"no forward pass over shapes can be made ({why})")
+    raise NoCarrierError(f"it cannot run a forward pass on the meta device ({why})")
 
 
 class _LastNorm(Watch):
@@ -68,13 +71,13 @@ class _LastNorm(Watch):
     Attributes:
         norms: Paths in the order of their calls, of norms whose output has the width that the head
             takes.
-        arrived: Input of the head.
+        head_input: Input of the head.
     """
 
     def __init__(self, model: nn.Module, replaced: str = "") -> None:
         super().__init__(model)
         self.norms: list[str] = []
-        self.arrived = torch.empty(0)
+        self.head_input = torch.empty(0)
         head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
 
         def record(path: str, _: nn.Module, args: object, out: Tensor) -> Tensor | None:
@@ -85,42 +88,49 @@ class _LastNorm(Watch):
                 return (1.0 + torch.arange(out.shape[-1], device="cpu") % 2).expand(out.shape)
             return None
 
-        def arrives(_: nn.Module, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            self.arrived = args[0]
+        def record_head_input(_: nn.Module, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            self.head_input = args[0]
             for handle in handles:
                 handle.remove()
             return (torch.empty(args[0].shape, dtype=head.weight.dtype, device="meta"),)
 
         norms = [(path, module) for path, module in model.named_modules() if is_norm(module)]
         handles = [module.register_forward_hook(partial(record, path)) for path, module in norms]
-        handles.append(head.register_forward_pre_hook(arrives))
+        handles.append(head.register_forward_pre_hook(record_head_input))
 
     @property
     def factor(self) -> float | None:
-        """Input of the head over the output of the replaced norm; None if not proportional."""
-        if self.arrived.device.type == "meta":
+        """The number by which the norm's replaced output arrives multiplied at the head.
+
+        None if it does not arrive as such a multiple: even elements, which replaced 1, must all
+        have one value, and odd ones, which replaced 2, twice that. Also None if it did not arrive
+        at all, so that the head's input has no values (meta device).
+        """
+        if self.head_input.device.type == "meta":
             return None
-        ones = self.arrived[..., 0]
-        twos = self.arrived[..., 1]
-        if ones.min() != ones.max() or not torch.equal(twos, 2 * ones):
-            return None
-        return float(ones.max())
+        from_ones = self.head_input[..., 0]
+        from_twos = self.head_input[..., 1]
+        is_constant = from_ones.min() == from_ones.max()
+        if is_constant and torch.equal(from_twos, 2 * from_ones):
+            return float(from_ones.max())
+        return None
 
 
 @torch.no_grad()
 def _is_linear(norm: nn.Module) -> bool:
-    """Tell whether twice the parameters of a norm give twice the output.
+    """Tell whether doubling all parameters of a norm doubles its output.
 
-    False for one that adds 1 to its weight, and for one without parameters.
+    Tested on a float64 copy with arbitrary values. False for a norm that adds 1 to its weight, as
+    Gemma's does, and for one without parameters.
     """
-    twin = copy.deepcopy(norm).to_empty(device="cpu").double()
-    params = list(twin.parameters())
+    norm_copy = copy.deepcopy(norm).to_empty(device="cpu").double()
+    params = list(norm_copy.parameters())
     if not params:
         return False
     for param in params:
         param.copy_(torch.arange(1, param.numel() + 1).cos().view_as(param))
     x = torch.arange(2 * params[0].numel()).sin().double().view(2, -1)
-    once = twin(x)
+    output = norm_copy(x)
     for param in params:
         param.mul_(2)
-    return torch.allclose(twin(x), 2 * once)
+    return torch.allclose(norm_copy(x), 2 * output)

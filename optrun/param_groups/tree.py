@@ -47,7 +47,7 @@ class Node:
     Attributes:
         path: Dotted name; empty for the model itself.
         kind: Class name; empty if only parameter names are known.
-        is_model: Whether it is a model of transformers, maybe a tower of a larger one.
+        is_model: Whether it is a transformers model, perhaps inside of a larger one.
         children: Child modules by name, in the order of registration.
         param_shapes: Shapes of its direct parameters by name.
         numel: Elements of all parameters in it, those of its children included.
@@ -89,23 +89,29 @@ class Node:
         return node
 
     def signature(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return (relative name, shape) of all parameters in it; equal for modules built alike."""
-        cut = len(self.path) + 1 if self.path else 0
-        return tuple(
-            (f"{node.path}.{leaf}"[cut:] if node.path else leaf, shape)
-            for node in self.walk()
-            for leaf, shape in node.param_shapes.items()
-        )
+        """Return (name relative to the node, shape) of all parameters in it.
+
+        Modules of the same structure and sizes have equal signatures.
+        """
+        prefix = f"{self.path}." if self.path else ""
+        signature = []
+        for node in self.walk():
+            for leaf, shape in node.param_shapes.items():
+                name = f"{node.path}.{leaf}" if node.path else leaf
+                signature.append((name.removeprefix(prefix), shape))
+        return tuple(signature)
 
 
 def tree_of(
     params: Mapping[str, Tensor], roles: Mapping[str, str], model: nn.Module | None
 ) -> Node:
-    """Build the tree of a model, or of parameter names alone.
+    """Build the module tree of a model, or of parameter names alone.
+
+    Modules without parameters are left out. A tied parameter counts once, where `params` names it.
 
     Args:
         params: Every parameter by name, in the order of the model.
-        roles: Role of each.
+        roles: Role of each parameter.
         model: Gives classes and the order of modules; None if only names are known.
     """
     root = Node("")
@@ -130,7 +136,7 @@ def tree_of(
 
 
 def _add_path(root: Node, path: str) -> Node:
-    """Add the missing nodes of a dotted path, and return the last one."""
+    """Add the missing nodes of a dotted path to a tree, and return the last node of the path."""
     node = root
     for part in split_path(path):
         if part not in node.children:
@@ -140,7 +146,7 @@ def _add_path(root: Node, path: str) -> Node:
 
 
 def _prune(node: Node) -> None:
-    """Remove modules with no parameter below them (a tied tensor counts once)."""
+    """Remove the modules in a node that have no parameter; changes the node in place."""
     for name, child in list(node.children.items()):
         if any(below.param_shapes for below in child.walk()):
             _prune(child)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from optrun.artifacts.objective import loss_beside, stand_in
+from optrun.artifacts.objective import loss_beside, score_of_diverged
 from optrun.artifacts.provenance import (
     DISTRIBUTED_DTYPES,
     KEYS_WITHOUT_EFFECT,
@@ -266,11 +266,12 @@ def build_configurations(
 
     Returns:
         Configurations in the order of their first run. If a seed occurs twice, the finished run
-        counts, then the one updated last. A diverged run gets the score of `stand_in`.
+        counts, then the one updated last. A diverged run gets the score of `score_of_diverged`.
     """
     scores = [run.score(metric) for run in runs]
     finished_scores = [score for score in scores if score is not None]
-    worst = stand_in(finished_scores, (run.untrained_score(metric, mode) for run in runs), mode)
+    untrained_scores = [run.untrained_score(metric, mode) for run in runs]
+    worst = score_of_diverged(finished_scores, untrained_scores, mode)
     short_paths = {}
     for key in keys:
         short_paths[key] = shorten_paths(run.setting(key) for run in runs if key in run.config)

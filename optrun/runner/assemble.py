@@ -167,7 +167,7 @@ def assemble(
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
         generation_config=generation_values(model),
         adapter=world.broadcast(
-            world.agree(lambda: adapter_facts(model) if world.is_main else None)
+            world.call_on_all(lambda: adapter_facts(model) if world.is_main else None)
         ),
     )
     _refuse_different_ranks(constants, task, model, world)

@@ -56,7 +56,9 @@ def configure_chunked_loss(
     why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
     if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
         why = world.broadcast(
-            world.agree(lambda: why_not_chunked(model, shift=task.shift) if world.is_main else None)
+            world.call_on_all(
+                lambda: why_not_chunked(model, shift=task.shift) if world.is_main else None
+            )
         )
     if why is None:
         task.chunked = True

@@ -64,7 +64,7 @@ def add_reference_log_probs(
     sources = list(getattr(task.train, "sources", {"": task.train}).values()) if trains else []
     for pairs in (*sources, *task.eval_sets.values()):
         if isinstance(pairs, Pairs):
-            log_probs = world.agree(
+            log_probs = world.call_on_all(
                 lambda pairs=pairs: (
                     _reference_log_probs(task, model, pairs, config, device, weights)
                     if world.is_main

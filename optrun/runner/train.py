@@ -192,8 +192,8 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
     # 2. Open the checkpoint, prepare data and model, and assemble optimizer, schedule and state.
     with open_checkpoint_to_resume(run_start, resume) as opened, receive_heartbeats(beat, note):
-        revision = world.from_main(lambda: pinned_revision(config, opened.saved))
-        prepared = world.agree(lambda: _prepare(run_start, opened, revision))
+        revision = world.call_on_main(lambda: pinned_revision(config, opened.saved))
+        prepared = world.call_on_all(lambda: _prepare(run_start, opened, revision))
         assembled = assemble(run_start.request, prepared, device, opened, world)
     assembled.constants.run_id = summary.values["run_id"]
     run_start.replace_request(assembled.request)
@@ -204,7 +204,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         refuse_change_without_effect(
             requested_changes(assembled.start.changes, assembled.derived), state.global_step
         )
-        if world.from_main(lambda: summary.finished_before):
+        if world.call_on_main(lambda: summary.finished_before):
             return _report_finished(
                 run_start, assembled, mended=resume is not None and bool(resume.notes)
             )

@@ -1,7 +1,8 @@
-"""One study of Optuna's: a space, what its trials share, and each trial as the jobs that run it."""
+"""One Optuna study: its space, the values that all trials share, and the jobs of each trial."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from optrun.artifacts.objective import stand_in
+from optrun.artifacts.objective import score_of_diverged
 from optrun.artifacts.provenance import result_deciding_values
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, flat
@@ -26,28 +27,23 @@ from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, PlannedJob
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
-from optrun.sweeper.rungs import build_pruner, rungs_of, untrained, value_at_rung
+from optrun.sweeper.rungs import build_pruner, rungs_of, value_at_rung, value_before_training
 from optrun.sweeper.samplers import build_sampler
-from optrun.sweeper.space import any_value, ends, space_of, written
+from optrun.sweeper.space import as_override, corner_points, low_or_first, space_of
 from optrun.sweeper.view import JobTable
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial as read from the study, and its jobs, one for each seed."""
+    """A trial of a study, and its jobs: one for each seed."""
 
     study: ContenderStudy
     frozen: FrozenTrial
     jobs: tuple[Job, ...]
 
-    @property
-    def number(self) -> int:
-        """Number of the trial in its study."""
-        return int(self.frozen.number)
-
 
 class ContenderStudy:
-    """The Optuna study of one contender.
+    """The Optuna study of one contender: an optimizer with its own search space.
 
     Args:
         hydra: Parses the overrides.
@@ -55,7 +51,7 @@ class ContenderStudy:
         options: Options of the sweeper.
         contender: The contender whose values are searched. Without a name, one study searches all
             optimizers together.
-        share: Number of trials to run.
+        n_trials: Number of trials to run.
 
     Raises:
         ConfigError: There is nothing to search over, or a range is invalid.
@@ -67,13 +63,13 @@ class ContenderStudy:
         compose: Composer,
         options: OptunaConfig,
         contender: Contender,
-        share: int,
+        n_trials: int,
     ) -> None:
         self.name = contender.name
-        self.share = share
+        self.n_trials = n_trials
         self.compose = compose
-        self._composed = cache(self._compose)
-        """A study is gone through again and again."""
+        self._jobs_by_params = cache(self._build_jobs)
+        """Cached, because every look at the trials asks for their jobs again."""
         self.options = options
         parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
         self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
@@ -88,7 +84,7 @@ class ContenderStudy:
         for override in seed_sweeps:
             self.seeds += map(str, override.sweep_string_iterator())
         if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"{seed_sweeps[0].input_line}: each seed once.")
+            raise ConfigError(f"{seed_sweeps[0].input_line}: give each seed once.")
         self.jobs_of_trial = max(1, len(self.seeds))
         swept = [override for override in swept if override not in seed_sweeps]
         if not swept:
@@ -101,13 +97,11 @@ class ContenderStudy:
             )
         try:
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
-            for job in map(self._job, ends(self.space)):
+            for job in map(self._job, corner_points(self.space)):
                 try:
                     store.typed(saved.with_schemas(job.values, job.label))
                 except ConfigError as error:
-                    raise ConfigError(
-                        f"{error} In the space of the search, at {job.label}."
-                    ) from error
+                    raise ConfigError(f"{error} In the search space, at {job.label}.") from error
         except ConfigError as error:
             complaint = str(error).lstrip("+")
             if any(complaint.startswith(key) for key in contender.own_keys):
@@ -116,11 +110,11 @@ class ContenderStudy:
         self.searched = {override.key_or_group for override in swept}
         """Keys and groups that are searched."""
         self.example = self._job(
-            {key: any_value(distribution) for key, distribution in self.space.items()}
+            {key: low_or_first(distribution) for key, distribution in self.space.items()}
         )
-        """A job that may never be: what is common to all can be seen in it."""
+        """A job that may never run, to read the values that all jobs share."""
         self.max_steps = self.example.values["training"]["max_steps"]
-        """Optimizer steps of a whole trial; None: its configuration counts in epochs."""
+        """Optimizer steps of a full trial; None: its configuration counts in epochs."""
         self._pruner = build_pruner(options, self.max_steps)
         self._sweep: SweepDir
         self._storage: BaseStorage
@@ -130,11 +124,14 @@ class ContenderStudy:
         return self._jobs(params)[0]
 
     def _jobs(self, params: Mapping[str, object]) -> tuple[Job, ...]:
-        return self._composed(tuple(params.items()))
+        return self._jobs_by_params(tuple(params.items()))
 
-    def _compose(self, params: tuple[tuple[str, object], ...]) -> tuple[Job, ...]:
-        """Build the jobs of a trial, one per seed, from its parameters."""
-        proposed = [written(key, value) for key, value in params]
+    def _build_jobs(self, params: tuple[tuple[str, object], ...]) -> tuple[Job, ...]:
+        """Build the jobs of a trial, one per seed, from its parameters.
+
+        The label of a job leaves out the fixed overrides, and the seed if there is only one.
+        """
+        proposed = [as_override(key, value) for key, value in params]
         optimizer_tokens = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
         jobs = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
@@ -144,48 +141,48 @@ class ContenderStudy:
             for job, seed in zip(jobs, label_seeds, strict=True)
         )
 
-    # What it is bound to
+    # The study in the storage
     # --------------------------------------------------------------------------------------------
 
     def shared(self) -> PlainDict:
-        """Map dotted keys to the values common to all trials, and their metric.
+        """Map dotted keys to the values that all trials share; the metric and its mode are added.
 
-        Values computed from a searched number, such as `model.config.n_positions` from
-        `data.max_length`, are left out: the range may change while the study lasts.
+        A value counts as shared if it is equal at both ends of all ranges. So values computed from
+        a searched number, such as `model.config.n_positions` from `data.max_length`, are left out:
+        the range may change while the study lasts.
         """
-        high = {
-            key: getattr(distribution, "high", any_value(distribution))
+        high_params = {
+            key: getattr(distribution, "high", low_or_first(distribution))
             for key, distribution in self.space.items()
         }
-        low_values, high_values = (
-            flat(result_deciding_values(values))
-            for values in (self.example.values, self._job(high).values)
-        )
+        at_low = flat(result_deciding_values(self.example.values))
+        at_high = flat(result_deciding_values(self._job(high_params).values))
         searched = {key.lstrip("+") for key in self.space}
-        common = {
-            key: value
-            for key, value in low_values.items()
-            if key not in searched and high_values.get(key) == value
-        }
+        shared: PlainDict = {}
+        for key, value in at_low.items():
+            if key not in searched and at_high.get(key) == value:
+                shared[key] = value
+        if self.seeds:
+            shared["seed"] = ",".join(self.seeds)
         metric = self.example.values["checkpoint"]["metric"]
-        return {
-            **common,
-            **({"seed": ",".join(self.seeds)} if self.seeds else {}),
-            "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
-            "checkpoint.mode": self.mode(),
-        }
+        if metric is not None and "/" not in metric:
+            metric = f"eval/{metric}"
+        shared["checkpoint.metric"] = metric
+        shared["checkpoint.mode"] = self.mode()
+        return shared
 
     def mode(self) -> str:
         """Return the direction of the objective, `min` or `max`.
 
         `checkpoint.mode` wins, then the direction of the metric, then that of the task.
         """
-        saving = self.example.values["checkpoint"]
-        if saving["mode"] is not None:
-            return str(saving["mode"])
-        if saving["metric"] is not None:
-            return metric_mode(str(saving["metric"]))
-        return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
+        checkpoint = self.example.values["checkpoint"]
+        if checkpoint["mode"] is not None:
+            return str(checkpoint["mode"])
+        if checkpoint["metric"] is not None:
+            return metric_mode(str(checkpoint["metric"]))
+        task = saved_kind("task", TASKS, self.example.values["task"])
+        return str(TASKS[task].MODE)
 
     def open(self, storage: BaseStorage, where: str, sweep: SweepDir) -> None:
         """Open the study, or create it.
@@ -196,7 +193,7 @@ class ContenderStudy:
             sweep: Directory of the sweep.
 
         Raises:
-            ConfigError: The study was begun with another search space or configuration.
+            ConfigError: The stored study has another search space or configuration.
         """
         self._sweep = sweep
         self._storage = storage
@@ -207,19 +204,19 @@ class ContenderStudy:
     # ----------------------------------------------------------------------------------------------
 
     def trials(self) -> list[Trial]:
-        """List the completely proposed trials.
+        """List the trials of the study with their jobs.
 
-        Trials that only hold a late result (`AGAIN`) are left out.
+        Left out are trials without all parameters, and those that `tell_late` has added.
         """
         return [
             Trial(self, frozen, self._jobs(frozen.params))
             for frozen in self._study.get_trials(deepcopy=False)
             if study_of.has_all_params(frozen, self.space)
-            and study_of.AGAIN not in frozen.user_attrs
+            and study_of.LATE_RESULT_OF not in frozen.user_attrs
         ]
 
-    def give_up_halves(self) -> None:
-        """Fail trials without all parameters.
+    def fail_incomplete_trials(self) -> None:
+        """Mark running trials without all parameters as failed.
 
         A process killed during a proposal leaves such a trial.
         """
@@ -228,11 +225,11 @@ class ContenderStudy:
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def ask(self) -> Trial:
-        """Propose one more trial."""
+        """Propose one more trial, by a sampler seeded for its number; the study stores it."""
         number = len(self._study.get_trials(deepcopy=False))
         options = self.options
         self._study.sampler = build_sampler(
-            options.sampler, options.seed, number, self.share, study=self.name, space=self.space
+            options.sampler, options.seed, number, self.n_trials, study=self.name, space=self.space
         )
         proposal = self._study.ask(fixed_distributions=self.space)
         return Trial(
@@ -242,98 +239,122 @@ class ContenderStudy:
         )
 
     def plan_jobs(self, trial: Trial, driver: Driver) -> list[PlannedJob]:
-        """Report a trial at each rung reached, and return its jobs to run next.
+        """Return the jobs of a trial to run next, up to its next rung or to their end.
+
+        If all jobs are at a rung, the value there is reported to the study first, and the pruner
+        decides whether the trial goes on. A trial without an evaluation up to a rung goes on.
 
         Returns:
-            One for each job, up to the next rung or to its end; empty if the trial has ended or is
-            pruned. A trial that was not evaluated before a rung goes on.
+            One for each job; empty if the trial has ended or is pruned.
         """
         rows = [driver.job_table.row(job) for job in trial.jobs]
-        if any(row.paused for row in rows):
-            return []  # an earlier start pruned it, and was killed before the study knew
+        if any(row.is_pruned for row in rows):
+            return []  # an earlier start pruned it, and was killed before it told the study
         totals = [self.max_steps, *(row.state.total for row in rows)]
         total = min((steps for steps in totals if steps is not None), default=math.inf)
-        for rung in rungs_of(self.options):
-            if rung >= total:
-                break
+        for rung in itertools.takewhile(lambda rung: rung < total, rungs_of(self.options)):
             if rung in trial.frozen.intermediate_values:
-                continue
-            planned_jobs = [PlannedJob(job, rung) for job in trial.jobs]
-            if any(map(driver.is_short_of, planned_jobs)):
+                continue  # reported in an earlier call
+            planned_jobs = _unfinished_jobs(trial, driver, rung)
+            if planned_jobs:
                 return planned_jobs
             value = value_at_rung(driver, trial.jobs, rung, self._values_at(rung))
-            if value is not None and self._is_pruned(trial, rung, value):
-                driver.stop_at_rung(trial.jobs, rung)
+            if value is not None and self._should_prune(trial, rung, value):
+                driver.prune(trial.jobs, rung)
                 return []
-        planned_jobs = [PlannedJob(job) for job in trial.jobs]
-        if any(map(driver.is_short_of, planned_jobs)):
-            return planned_jobs
-        return []
+        return _unfinished_jobs(trial, driver, None)
 
     def _values_at(self, rung: int) -> list[float]:
-        """List the values of all trials at a rung."""
+        """List the values that trials have reported at a rung."""
         trials = self._study.get_trials(deepcopy=False)
         return [
             trial.intermediate_values[rung] for trial in trials if rung in trial.intermediate_values
         ]
 
-    def _is_pruned(self, trial: Trial, rung: int, value: float) -> bool:
-        """Report the value at a rung to the study, and ask its pruner; NaN is always pruned."""
+    def _should_prune(self, trial: Trial, rung: int, value: float) -> bool:
+        """Report the value of a trial at a rung to the study, and ask the pruner.
+
+        Optuna's `Trial.report` and `Trial.should_prune`, for a trial read from the storage. NaN is
+        pruned without a report, since Optuna would compare it.
+        """
         if math.isnan(value):
             return True
         study_id = self._storage.get_study_id_from_name(self._study.study_name)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(
+            study_id, trial.frozen.number
+        )
         self._storage.set_trial_intermediate_value(trial_id, rung, value)
         return bool(self._pruner.prune(self._study, self._storage.get_trial(trial_id)))
 
     def tell(self, trial: Trial, job_table: JobTable) -> None:
-        """Report the result of a trial to the study, if it has ended."""
-        value = self._value(trial, job_table)
+        """End a trial in the study, by its value or by the state that its jobs are in.
+
+        With a value, see `_trial_value`, the trial is complete. Without, it is pruned if one of its
+        jobs is, else failed if all have ended, else left running. A trial that the study knows as
+        ended does not change.
+        """
+        value = self._trial_value(trial, job_table)
         rows = [job_table.row(job) for job in trial.jobs]
-        if value is not None:
-            self._study.tell(trial.number, value, skip_if_finished=True)
-        elif any(row.paused for row in rows):
-            self._study.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
-        elif all(row.state.ended for row in rows):
-            self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        state = None
+        if value is None:
+            if any(row.is_pruned for row in rows):
+                state = TrialState.PRUNED
+            elif all(row.state.ended for row in rows):
+                state = TrialState.FAIL
+            else:
+                return
+        self._study.tell(trial.frozen.number, value, state=state, skip_if_finished=True)
 
     def tell_late(self, trial: Trial, job_table: JobTable) -> None:
-        """Add the late result of a trial to the study."""
-        value = self._value(trial, job_table)
+        """Add the value of a trial that the study already knows as ended, if it has one now."""
+        value = self._trial_value(trial, job_table)
         if value is not None:
             study_of.add_late_result(self._study, trial.frozen, value)
 
-    def _value(self, trial: Trial, job_table: JobTable) -> float | None:
-        """Compute the outcome of a trial: the mean over its seeds.
+    def _trial_value(self, trial: Trial, job_table: JobTable) -> float | None:
+        """Compute the value of a trial: the mean of its jobs, one for each seed.
+
+        None if a job has no value, see `_job_value`.
+        """
+        values = []
+        for job in trial.jobs:
+            value = self._job_value(job, job_table.row(job).state)
+            if value is None:
+                return None
+            values.append(value)
+        return sum(values) / len(values)
+
+    def _job_value(self, job: Job, state: JobState) -> float | None:
+        """Return the best metric of a finished job, or a bad value for a diverged one.
+
+        A diverged job gets the worst value of all complete trials, or that of its own model before
+        training if that is worse. Without a value the sampler would propose the same region again.
 
         Returns:
-            None if a job has not ended, failed without diverging, or has no finite metric.
-        """
-        outcomes = []
-        for job in trial.jobs:
-            outcome = self._outcome(job, job_table.row(job).state)
-            if outcome is None:
-                return None
-            outcomes.append(outcome)
-        return sum(outcomes) / len(outcomes)
+            None if the job has not ended, failed without diverging, or has no metric but NaN.
 
-    def _outcome(self, job: Job, state: JobState) -> float | None:
-        """Return the objective of a job; None if it has none.
-
-        A diverged job counts as the worst job so far, or as its untrained model if that is worse.
-        Without a value, a sampler would propose the same region again.
+        Raises:
+            ConfigError: The metric of the job is best at the other end than the study searches.
         """
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(
-                f"the study goes for the {self.mode()}imum, but {state.metric} is best at its"
-                f" {state.mode}imum: say so with checkpoint.mode={state.mode}, and choose a new"
+                f"the study searches the {self.mode()}imum, but {state.metric} is best at its"
+                f" {state.mode}imum. Set checkpoint.mode={state.mode}, and choose a new"
                 " hydra.sweep.dir."
             )
         if state.diverged:
-            ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            before = untrained(self._sweep, job, state.metric or "")
-            values = [trial.value for trial in ended if trial.value is not None]
-            return stand_in(values, [before], state.mode)
+            complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            values = [trial.value for trial in complete if trial.value is not None]
+            before_training = value_before_training(self._sweep, job, state.metric or "")
+            return score_of_diverged(values, [before_training], state.mode)
         if state.status != "finished" or state.best is None or math.isnan(state.best):
             return None
         return state.best
+
+
+def _unfinished_jobs(trial: Trial, driver: Driver, stop_at: int | None) -> list[PlannedJob]:
+    """Plan all jobs of a trial up to a step (None: to their end); none if all are there."""
+    planned_jobs = [PlannedJob(job, stop_at) for job in trial.jobs]
+    if any(map(driver.is_unfinished, planned_jobs)):
+        return planned_jobs
+    return []

@@ -1,4 +1,4 @@
-"""A space per optimizer: `search.NAME.KEY=VALUES` holds for that optimizer alone."""
+"""Contenders: optimizers with their own search spaces, from `search.NAME.KEY=VALUES`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from optrun.config.overrides import SEARCH
 from optrun.sweeper.jobs import merged, param_overrides
 
 _EXAMPLE = "search.adamw.lr='tag(log, interval(1e-4, 1e-2))'"
-_NOT_OWN = ("seed", "optimizer", "resume", "hydra", "search")
-"""What is one for all optimizers, or is none of theirs."""
+_SAME_FOR_ALL = ("seed", "optimizer", "resume", "hydra", "search")
+"""Groups and keys that may not differ between optimizers."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """The search space and overrides of one optimizer."""
+    """One optimizer of a comparison, with its overrides and search space."""
 
     name: str
-    """Of the optimizer; empty where the sweep tells none apart."""
+    """The optimizer; empty if all optimizers share one space."""
     overrides: Sequence[str]
-    """Fixed ones and ranges, checked by name."""
+    """Fixed overrides and ranges, checked by name."""
     own_keys: frozenset[str] = frozenset()
-    """Keys that were given for this optimizer."""
+    """Keys that `search.NAME` sets for this optimizer alone."""
 
 
 def search_overrides(search: Mapping[str, object]) -> list[str]:
@@ -49,73 +49,86 @@ def search_overrides(search: Mapping[str, object]) -> list[str]:
 
 def contenders_of(
     hydra: Hydra,
-    checked: Callable[[Sequence[str]], list[str]],
+    check: Callable[[Sequence[str]], list[str]],
     common: Sequence[str],
-    own_tokens: Sequence[str],
+    search_tokens: Sequence[str],
 ) -> list[Contender]:
     """Split a sweep into one contender for each optimizer.
 
-    Args:
-        hydra: Composes the choices.
-        checked: Checks overrides of a sweep by name.
-        common: Overrides for all, checked by name.
-        own_tokens: `search.NAME.KEY=VALUES`; empty: all optimizers share one space.
+    The optimizers are those of `optimizer=`; without it those in `search_tokens`. A value for one
+    optimizer wins over a value for all. Without `search_tokens` the result is a single contender
+    without a name: all optimizers share one space.
 
-    Returns:
-        One contender for each value of `optimizer=`, else for each name in `own_tokens`, else a
-        single one without a name. A value for one optimizer wins over a value for all.
+    Args:
+        hydra: Lists the optimizers.
+        check: Checks overrides of a sweep by name, and returns them.
+        common: Overrides for all optimizers, checked by name.
+        search_tokens: `search.NAME.KEY=VALUES`.
 
     Raises:
-        ConfigError: The message names an unknown optimizer or key.
+        ConfigError: An optimizer or key is unknown, an optimizer is listed twice, or `search.NAME`
+            is for an optimizer that is not listed.
     """
-    if not own_tokens:
+    if not search_tokens:
         return [Contender("", list(common))]
-    options = list(hydra.config_loader.get_group_options("optimizer"))
+    known_optimizers = list(hydra.config_loader.get_group_options("optimizer"))
     spaces: dict[str, list[str]] = {}
-    for token in own_tokens:
-        name, assignment = _taken_apart(token, options)
+    for token in search_tokens:
+        name, assignment = _split_search_token(token, known_optimizers)
         spaces.setdefault(name, []).append(assignment)
     optimizer_tokens = [token for token in common if token.lstrip("+").startswith("optimizer=")]
     names = list(spaces)
     if optimizer_tokens:
         names = overrides_of.values_of(*overrides_of.parse(optimizer_tokens[:1]))
         if len(set(names)) < len(names):
-            raise ConfigError(f"{optimizer_tokens[0]}: an optimizer stands there twice.")
+            raise ConfigError(f"{optimizer_tokens[0]}: list each optimizer once.")
     for name in spaces:
         if name not in names:
             raise ConfigError(
-                f"search.{name}: {optimizer_tokens[0]} does not try {name}. Add it there, or leave"
+                f"search.{name}: {optimizer_tokens[0]} does not list {name}. Add it there, or leave"
                 f" search.{name} out."
             )
     shared = [token for token in common if token not in optimizer_tokens]
-    return [_contender(checked, name, shared, spaces.get(name, [])) for name in names]
+    return [_build_contender(check, name, shared, spaces.get(name, [])) for name in names]
 
 
-def _taken_apart(token: str, options: Sequence[str]) -> tuple[str, str]:
-    """Split `search.NAME.KEY=VALUES` into the name and `KEY=VALUES`."""
+def _split_search_token(token: str, known_optimizers: Sequence[str]) -> tuple[str, str]:
+    """Split `search.NAME.KEY=VALUES` into the name and `KEY=VALUES`.
+
+    Raises:
+        ConfigError: It has another form, the optimizer is unknown, or the key must be the same for
+            all optimizers.
+    """
     path, equals, values = token.partition("=")
     name, _, key = path.removeprefix(SEARCH).partition(".")
     if not equals or not key or not name:
         raise ConfigError(f"{token}: expected search.OPTIMIZER.KEY=VALUES, such as {_EXAMPLE}.")
-    if name not in options:
-        raise ConfigError(f"{path}: no such optimizer: {name}. {did_you_mean(name, options)}")
-    if key.replace("/", ".").partition(".")[0] in _NOT_OWN and not key.startswith("optimizer."):
+    if name not in known_optimizers:
+        hint = did_you_mean(name, known_optimizers)
+        raise ConfigError(f"{path}: there is no optimizer {name}. {hint}")
+    first_part = key.replace("/", ".").partition(".")[0]
+    if first_part in _SAME_FOR_ALL and not key.startswith("optimizer."):
         raise ConfigError(
-            f"{path}: {key} is one for all optimizers. Give {key}=... without search.{name}."
+            f"{path}: {key} must be the same for all optimizers. Give {key}=... without"
+            f" search.{name}."
         )
     return name, f"{key}={values}"
 
 
-def _contender(
-    checked: Callable[[Sequence[str]], list[str]],
+def _build_contender(
+    check: Callable[[Sequence[str]], list[str]],
     name: str,
     shared: Sequence[str],
-    own_tokens: Sequence[str],
+    assignments: Sequence[str],
 ) -> Contender:
-    """Build the contender of one optimizer; errors name the key in `search.NAME`."""
-    own_keys = frozenset(token.partition("=")[0] for token in own_tokens)
+    """Build the contender of one optimizer; its own assignments win over shared overrides.
+
+    Raises:
+        ConfigError: An override is wrong; the message names the key in `search.NAME`.
+    """
+    own_keys = frozenset(token.partition("=")[0] for token in assignments)
     try:
-        overrides = checked([f"optimizer={name}", *merged(shared, own_tokens)])
+        overrides = check([f"optimizer={name}", *merged(shared, assignments)])
     except ConfigError as error:
         separator = "." if any(str(error).startswith(key) for key in own_keys) else ": "
         raise ConfigError(f"search.{name}{separator}{error}") from error

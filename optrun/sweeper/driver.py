@@ -1,7 +1,4 @@
-"""The process that keeps a sweep together.
-
-It launches what is missing, watches, and starts again what was cut.
-"""
+"""The process that runs a sweep: it launches jobs, watches them, and launches cut jobs again."""
 
 from __future__ import annotations
 
@@ -34,14 +31,14 @@ from optrun.sweeper import launch as launching
 from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
-from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family
+from optrun.sweeper.stop import GRACE_SECONDS, Stop, kill_process_tree
 from optrun.sweeper.view import JobRow, JobTable, View
 from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
 _IDLE_LAUNCHES = 3
 _GIVE_UP_SECONDS = 30.0
-"""A process that is killed and does not end waits for a disk or a device; it is left behind."""
+"""Seconds to wait for killed processes: one that does not end waits for a disk or a device."""
 
 
 class PlannedJob(NamedTuple):
@@ -54,11 +51,28 @@ class PlannedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class _OpenLaunch:
-    server: launching.Server
+    """A launch that has not ended: one call of the launcher."""
+
+    process: launching.LaunchProcess
     batch: Sequence[JobRow]
     spec: Path
-    before: list[tuple[object, ...]]
-    """Progress of its jobs when it began, see `Driver._progress_of`."""
+    """JSON file of its `Launch`."""
+    progress_before: list[tuple[object, ...]]
+    """Progress of its jobs when it began, see `Driver._read_progress`."""
+
+
+def _take_reported_error(spec: Path) -> str:
+    """Read the error that an ended launch has reported, its first line; empty if there is none.
+
+    Deletes the files of the launch.
+    """
+    spec.unlink(missing_ok=True)
+    report = launching.report_file(spec)
+    if not report.is_file():
+        return ""
+    error = str(read_json(report)["why"]).strip().partition("\n")[0]
+    report.unlink()
+    return error
 
 
 @dataclass(eq=False)
@@ -75,7 +89,7 @@ class Driver:
     stop: Stop
     """Requests by signal."""
     tuned: Sequence[str] = ()
-    """Keys that the report takes for tuned, whatever they are."""
+    """Searched keys; the report takes them for tuned."""
     job_table: JobTable = field(default_factory=JobTable, init=False)
     failed_before: list[JobRow] = field(default_factory=list, init=False)
     """Jobs that failed in an earlier start, and are left so."""
@@ -86,20 +100,20 @@ class Driver:
         self._open: list[_OpenLaunch] = []
         self._launches = 0
         self._unbegun = 0
-        """Launches in a row that came back without a job begun."""
+        """Launches in a row that ended before any of their jobs began."""
         self._said_stop = False
         self._signalled = False
         self._killed = False
         self.stop.groups = self.workers.pids
-        self.stop.at_work = self._unsaved
+        self.stop.at_work = self._unsaved_jobs
 
-    # What is known
+    # The job table
     # ----------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs of this sweep.
+        """Add new jobs to the job table, with the states that their files record.
 
-        Jobs that failed before run again if `retry_failed` is set.
+        A job that failed in an earlier start runs again if `retry_failed` is set.
         """
         for job in jobs:
             if job.name in self.job_table.rows:
@@ -112,31 +126,35 @@ class Driver:
                 row.is_reported = True
                 if row.state.status == "failed":
                     self.failed_before.append(row)
-            row.paused = row.record.stopped_at is not None and not row.state.ended
+            row.is_pruned = row.record.stopped_at is not None and not row.state.ended
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Read the states of jobs, print those that ended since, and rewrite `sweep.json`.
 
-        A job counts as running if its record names a sweep process, and a launch of this sweep has
-        it or a process holds its lock. Jobs whose end was printed are not read again.
+        A job counts as running if its record names a sweep process, and a launch of this process
+        has it or another process holds its lock. Jobs whose end was printed are not read again.
         """
-        at_work = self._at_work
+        in_our_launches = self._at_work
         for row in map(self.job_table.row, jobs):
             name = row.job.name
             if row.is_reported:
                 continue
             row.record = self.sweep.read_record(name)
             row.state = self.sweep.state(name)
-            ours = row.record.open == self.token and name in at_work
-            row.running = row.record.open is not None and (ours or self.sweep.is_running(name))
-            if row.state.ended and not row.running and row.retry != row.record.attempts:
+            is_ours = row.record.open == self.token and name in in_our_launches
+            row.running = row.record.open is not None and (is_ours or self.sweep.is_running(name))
+            waits_for_retry = row.retry == row.record.attempts
+            if row.state.ended and not row.running and not waits_for_retry:
                 row.is_reported = True
                 self.view.ended(row, self.job_table, str(self.sweep.run(name).log))
                 self.write_result()
         self.view.update(self.job_table)
 
-    def _needs_work(self, planned_job: PlannedJob) -> bool:
-        """Tell whether a job needs more work and may get it in this start."""
+    def _may_run(self, planned_job: PlannedJob) -> bool:
+        """Tell whether a job has not reached its planned step, and may run again in this start.
+
+        A failed job may only run for a retry.
+        """
         row = self.job_table.row(planned_job.job)
         record = self.sweep.read_record(planned_job.job.name)
         if row.state.status == "finished" or row.out_of_time:
@@ -145,54 +163,60 @@ class Driver:
             return row.retry == record.attempts
         return planned_job.stop_at is None or str(planned_job.stop_at) not in record.rungs
 
-    def is_short_of(self, planned_job: PlannedJob) -> bool:
-        """Tell whether a job has not reached its planned step, whether or not it may still run."""
-        return self.job_table.row(planned_job.job).out_of_time or self._needs_work(planned_job)
+    def is_unfinished(self, planned_job: PlannedJob) -> bool:
+        """Tell whether a job may run, or has only run out of its `training.max_seconds`."""
+        return self.job_table.row(planned_job.job).out_of_time or self._may_run(planned_job)
 
-    # What is done
+    # Launches
     # ----------------------------------------------------------------------------------------------
 
-    def pursue(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
-        """Run jobs until every planned job is where it is to be, or a stop is requested.
+    def run_jobs(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
+        """Run jobs until all have reached their planned steps, or a stop is requested.
+
+        After a stop request, wait until running jobs have saved and ended, and start no more.
 
         Args:
-            plan: Returns the jobs to run next, known by `add`. It is called again after each
-                launch, but not after a stop request; then running jobs save and end.
+            plan: Returns the jobs to run next, which `add` must know. It is called again after each
+                launch, and when all its jobs are done, until it returns only jobs that are done.
 
         Raises:
             OptrunError: The launcher itself fails.
         """
         planned_jobs = plan()
         while True:
-            codes = [(launch, launch.server.code()) for launch in self._open]
-            finished = [(launch, code) for launch, code in codes if code is not None]
-            for launch, code in finished:
-                self._finish_launch(launch, code)
+            launch_ended = self._finish_ended_launches()
             self.refresh(job for job, _ in planned_jobs)
-            is_done = not any(map(self._needs_work, planned_jobs))
-            if not self.stop.requested and (finished or is_done):
+            all_done = not any(map(self._may_run, planned_jobs))
+            if not self.stop.requested and (launch_ended or all_done):
                 planned_jobs = plan()
             for job, _ in planned_jobs:
-                self.job_table.row(job).paused = False
+                self.job_table.row(job).is_pruned = False
             if self.stop.requested:
-                self._tell_of_stop()
-                if not self._open or self._is_given_up():
+                self._announce_stop()
+                if not self._open or self._kill_overdue_jobs():
                     break
                 self._ask_to_stop()
-            elif not self._open and not any(map(self._needs_work, planned_jobs)):
+            elif not self._open and not any(map(self._may_run, planned_jobs)):
                 return
-            elif self._start(planned_jobs):
+            elif self._start_launch(planned_jobs):
                 continue
             else:
-                self.workers.tidy()
+                self.workers.end_idle()
             time.sleep(_POLL_SECONDS)
         self.refresh(job for job, _ in planned_jobs)
 
-    def _ask_to_stop(self) -> None:
-        """Ask running jobs to save and end.
+    def _finish_ended_launches(self) -> bool:
+        """Call `_finish_launch` for each launch that has ended; tell whether there was one."""
+        has_ended = False
+        for launch in list(self._open):
+            code = launch.process.code()
+            if code is not None:
+                self._finish_launch(launch, code)
+                has_ended = True
+        return has_ended
 
-        It writes a stop file, or sends a signal if the disk is full.
-        """
+    def _ask_to_stop(self) -> None:
+        """Ask running jobs to save and end, by a stop file; by SIGTERM if the disk refuses it."""
         try:
             self.sweep.stop(self.token).touch()
         except OSError:
@@ -201,11 +225,11 @@ class Driver:
                     os.killpg(group, signal.SIGTERM)
             self._signalled = True
 
-    def _is_given_up(self) -> bool:
-        """Kill jobs still running long after the time limit.
+    def _kill_overdue_jobs(self) -> bool:
+        """Kill jobs that still run 300 s after `hydra.sweeper.timeout`; note the first time.
 
         Returns:
-            Whether to stop waiting, because even killing them did not end them.
+            Whether to stop waiting for them: 30 s later even killing has not ended them.
         """
         patience = self.stop.patience
         if patience is None or patience > 0:
@@ -219,13 +243,13 @@ class Driver:
             )
         self._killed = True
         for pid in self.workers.pids():
-            end_family(pid)
+            kill_process_tree(pid)
         return patience < -_GIVE_UP_SECONDS
 
-    def _unsaved(self) -> list[str]:
-        """List this sweep's jobs that still train, and so have unsaved steps.
+    def _unsaved_jobs(self) -> list[str]:
+        """List the jobs of our launches that still train, and so have unsaved steps.
 
-        A job after its last save, which may still draw curves, is left out.
+        A job that has saved for the last time, and may still draw curves, is left out.
         """
         return [
             name
@@ -233,64 +257,63 @@ class Driver:
             if self.sweep.is_running(name) and self.sweep.state(name).status == "running"
         ]
 
-    def _tell_of_stop(self) -> None:
-        """Print once, at the first stop request, what happens now.
-
-        Jobs then still need the time of one step and one save.
-        """
+    def _announce_stop(self) -> None:
+        """Print, at the first call only, that running jobs save and end after their step."""
         if self._said_stop:
             return
         self._said_stop = True
-        unsaved = len(self._unsaved())
+        unsaved = len(self._unsaved_jobs())
         if unsaved == 1:
-            jobs = "the job at work saves and ends"
+            jobs = ": the running job saves and ends after this step"
+        elif unsaved > 1:
+            jobs = f": {unsaved} running jobs save and end after this step"
         else:
-            jobs = f"{unsaved} jobs at work save and end"
-        self.view.note(
-            f"{self.stop.why}{f': {jobs} after this step' if unsaved else ''}; a second Ctrl-C ends"
-            " all at once"
-        )
+            jobs = ""
+        self.view.note(f"{self.stop.why}{jobs}; a second Ctrl-C ends all at once")
 
     @property
     def _at_work(self) -> set[str]:
-        """Names of the jobs now in a process of this sweep."""
+        """Names of the jobs in our open launches."""
         return {row.job.name for launch in self._open for row in launch.batch}
 
-    def _start(self, planned_jobs: Sequence[PlannedJob]) -> bool:
-        """Start a launch if a job is waiting and its devices are free."""
+    def _start_launch(self, planned_jobs: Sequence[PlannedJob]) -> bool:
+        """Start one launch if a job is waiting and its devices are free; tell whether it did."""
         at_work = self._at_work
         for batch in self._batches(planned_jobs, at_work):
             count = max(self.workers.devices_of(job.values) for job, _ in batch)
-            server = self.workers.take(count, busy=self._devices_of_others(at_work))
-            if server is not None:
-                self._send(server, batch)
+            process = self.workers.take(count, busy=self._devices_of_others(at_work))
+            if process is not None:
+                self._send(process, batch)
                 return True
         return False
 
     def _devices_of_others(self, at_work: set[str]) -> set[str]:
-        """Find devices that workers of a killed sweep still use while they save."""
+        """Collect the devices of running jobs that are not ours.
+
+        Workers of a killed sweep still use them while they save.
+        """
         rows = [row for row in self.job_table.running if row.job.name not in at_work]
         return {device for row in rows for device in row.record.devices}
 
     def _batches(
         self, planned_jobs: Sequence[PlannedJob], at_work: set[str]
     ) -> Iterator[Sequence[PlannedJob]]:
-        """Yield batches of jobs with the step that each is to reach, one batch for each launch.
+        """Yield the batches of jobs that may be launched now; each batch is one launch.
 
-        Jobs that are running, here or in another process, and jobs that need no work are left out.
+        Jobs that run, here or in another process, and jobs that may not run are left out.
 
         - Workers on devices run one job each: every job is a batch, in the order given.
         - Else one launch runs at a time, and nothing is yielded before it has ended.
         - If the worker of a job died, the first such job is a batch alone, so that it cannot end
           others with it.
-        - Else the batch is the first `max_batch_size` jobs. Two trials may be one job: it is in the
-          batch once, with the step of the later trial.
+        - Else the batch is the first `max_batch_size` jobs. Two trials may share one job: it is in
+          the batch once, with the step of the later trial.
         """
         waiting = (
             planned_job
             for planned_job in planned_jobs
             if planned_job.job.name not in at_work
-            and self._needs_work(planned_job)
+            and self._may_run(planned_job)
             and not self.sweep.is_running(planned_job.job.name)
         )
         if self.workers.one_job_each:
@@ -307,7 +330,7 @@ class Driver:
         if distinct_jobs:
             yield distinct_jobs[: self.options.max_batch_size]
 
-    def _progress_of(self, row: JobRow) -> tuple[object, ...]:
+    def _read_progress(self, row: JobRow) -> tuple[object, ...]:
         """Return what changes when a worker makes progress on a job."""
         record = self.sweep.read_record(row.job.name)
         state = self.sweep.state(row.job.name)
@@ -319,12 +342,10 @@ class Driver:
             self.sweep.is_running(row.job.name),
         )
 
-    def _send(self, server: launching.Server, planned_jobs: Sequence[PlannedJob]) -> None:
+    def _send(self, process: launching.LaunchProcess, planned_jobs: Sequence[PlannedJob]) -> None:
         """Write the jobs of a launch to a JSON file, and send its path to a process.
 
-        Args:
-            server: The process.
-            planned_jobs: The jobs, and how far each is to go.
+        The launch is open from then on.
         """
         self._launches += 1
         batch = [self.job_table.row(planned_job.job) for planned_job in planned_jobs]
@@ -336,60 +357,66 @@ class Driver:
             jobs={row.job.name: list(row.job.overrides) for row in batch},
             stop_at={job.name: stop_at for job, stop_at in planned_jobs if stop_at is not None},
             retry={row.job.name: row.retry for row in batch if row.retry is not None},
-            devices=server.devices,
+            devices=process.devices,
         )
         spec.write_text(json.dumps(asdict(launch)), encoding="utf-8")
-        self._open.append(_OpenLaunch(server, batch, spec, list(map(self._progress_of, batch))))
-        server.send(spec)
+        self._open.append(_OpenLaunch(process, batch, spec, list(map(self._read_progress, batch))))
+        process.send(spec)
 
     def _finish_launch(self, launch: _OpenLaunch, code: int) -> None:
-        """Record the end of a launch, and read the states of its jobs.
+        """Close an ended launch: read its result, handle its jobs, and give its process back.
+
+        A launch on devices that failed before any job began takes these devices out of the sweep.
+
+        Args:
+            launch: The launch.
+            code: Its exit code; negative: the signal that ended its process.
 
         Raises:
-            OptrunError: The launcher itself fails.
+            OptrunError: The launcher failed before any job began, and has no devices of its own; or
+                three launches in a row ended without a job begun.
         """
         self._open.remove(launch)
-        launch.spec.unlink(missing_ok=True)
-        why = ""
-        answer = launching.answer_file(launch.spec)
-        if answer.is_file():
-            why = str(read_json(answer)["why"]).strip().partition("\n")[0]
-            answer.unlink()
-        refused = bool(why)
-        if code and not refused:
+        reported_error = _take_reported_error(launch.spec)
+        reason = reported_error
+        if code and not reported_error:
             end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-            why = f"its process {end}."
+            reason = f"its process {end}."
         if code == EXIT_STORAGE and not self.stop.requested:
-            self.stop.refused = why if refused else "the disk refused."
-        self._handle_unfinished(launch.batch, why)
-        has_begun = launch.before != list(map(self._progress_of, launch.batch))
+            self.stop.refused = reported_error or "the disk refused."
+        self._handle_unfinished(launch.batch, reason)
+        has_begun = launch.progress_before != list(map(self._read_progress, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
-        pinned = ",".join(launch.server.devices)
+        failed_to_start = bool(reported_error) and not has_begun
+        devices = ",".join(launch.process.devices)
         self.workers.give_back(
-            launch.server,
-            fresh=any(self.sweep.state(row.job.name).status == "failed" for row in launch.batch),
-            broken=refused and not has_begun,
+            launch.process,
+            retire=any(self.sweep.state(row.job.name).status == "failed" for row in launch.batch),
+            broken=failed_to_start,
         )
         if self.stop.requested:
             return
-        if why and not has_begun and not pinned:
+        if reason and not has_begun and not devices:
             raise OptrunError(
-                f"the launcher failed before any job began: {why} See {self.sweep.log}."
+                f"the launcher failed before any job began: {reason} See {self.sweep.log}."
             )
-        if refused and not has_begun:
-            self.view.note(f"device {pinned} is left out: {why}")
+        if failed_to_start:
+            self.view.note(f"device {devices} is not used any more: {reason}")
         elif self._unbegun >= _IDLE_LAUNCHES:
-            times = f"{self._unbegun} times without a job begun"
-            raise OptrunError(f"the launcher came back {times}. {why} See {self.sweep.log}.")
+            raise OptrunError(
+                f"the launcher ended {self._unbegun} times before any job began. {reason} See"
+                f" {self.sweep.log}."
+            )
 
-    def _handle_unfinished(self, batch: Sequence[JobRow], why: str) -> None:
-        """Handle the jobs of an ended launch that have no result: dead workers, time is up.
+    def _handle_unfinished(self, batch: Sequence[JobRow], reason: str) -> None:
+        """Handle the jobs of an ended launch without a result: retry jobs whose worker died.
 
-        Does nothing after a stop request. A job that another process still holds is left to it.
+        A job that ran out of `training.max_seconds` is marked. Does nothing after a stop request. A
+        job that another process still holds is left to it.
 
         Args:
             batch: The jobs of the launch.
-            why: How the launch ended, for the message of a job whose worker died.
+            reason: How the launch ended, for the message of a job whose worker died.
         """
         if self.stop.requested:
             return
@@ -400,58 +427,73 @@ class Driver:
                     if record.open == self.token:  # its worker died
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
-                        self._retry_alone(row, was_alone=len(batch) == 1, why=why)
+                        self._retry_alone(row, was_alone=len(batch) == 1, reason=reason)
                     elif row.state.status == "interrupted" and "time budget" in row.state.message:
                         row.out_of_time = True
             except LockedError:
-                continue  # at work still, in a process of its own
+                continue  # still running, in another process
 
-    def _retry_alone(self, row: JobRow, *, was_alone: bool, why: str) -> None:
-        """Retry a job whose worker died, once, in a launch of its own.
+    def _retry_alone(self, row: JobRow, *, was_alone: bool, reason: str) -> None:
+        """Mark a job whose worker died for one more try, alone in a launch; then it has failed.
 
-        If the worker dies again, the job has failed.
+        Args:
+            row: The job; nothing happens if it has ended.
+            was_alone: Whether it was the only job of its launch.
+            reason: How the launch ended, for the message.
         """
-        from optrun.sweeper.worker import record_failure
+        from optrun.sweeper.worker import write_failure
 
         if row.state.ended:
             return
         job = row.job
-        step = max(
-            row.state.step, self.sweep.steps_done(job.name)
-        )  # the summary may be a second behind
+        # The metrics may be a second ahead of the summary.
+        step = max(row.state.step, self.sweep.steps_done(job.name))
         if was_alone and row.worker_died:
             row.worker_died = False
             failure = (
                 f"the process of this job died twice, last after step {step}:"
-                f" {why or 'no reason given.'} Killed for memory? Try a smaller"
+                f" {reason or 'no reason given.'} Was it killed for its memory? Try a smaller"
                 " training.per_device_train_batch_size with more"
                 " training.gradient_accumulation_steps."
             )
-            record_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
+            write_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
         row.worker_died = True
-        self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
+        self.view.note(
+            f"the worker of {job.label} died after step {step}; the job runs once more, alone"
+        )
 
-    def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
-        """Mark the unfinished jobs of a pruned trial as stopped at a rung."""
+    def prune(self, jobs: Iterable[Job], rung: int) -> None:
+        """Mark the unfinished jobs of a pruned trial as stopped at a rung, in table and record.
+
+        A job that another sweep process is running stays unmarked.
+
+        Args:
+            jobs: The jobs of the trial.
+            rung: Optimizer steps at which it is pruned.
+        """
         for row in map(self.job_table.row, jobs):
-            if row.state.ended or row.paused:
+            if row.state.ended or row.is_pruned:
                 continue
             try:
                 with self.sweep.working_on(row.job.name) as record:
                     record.stopped_at = rung
                     self.sweep.write_record(row.job.name, record)
             except LockedError:
-                continue  # another sweep process is at it
-            row.paused = True
+                continue
+            row.is_pruned = True
             self.view.note(f"pruned at step {rung}: {row.job.label}")
             self.write_result()
 
     def close(self) -> None:
-        """End the launching processes; running jobs save first."""
+        """Ask running jobs to save and end, and wait for the processes of all launches.
+
+        The stop file is deleted, but not after a stop request: the queue of a cluster may still
+        hold jobs, which look for it when they start.
+        """
         self._ask_to_stop()
         self.workers.close(self.stop.patience)
-        if not self.stop.requested:  # else a queue may still hold jobs that look for it
+        if not self.stop.requested:
             self.sweep.stop(self.token).unlink(missing_ok=True)
 
     # How it ended
@@ -463,7 +505,7 @@ class Driver:
         0: all jobs finished or were pruned. 1: some failed. 74: the disk refused a write. 75: the
         sweep stopped with everything saved.
         """
-        states = [row.state for row in self.job_table.rows.values() if not row.paused]
+        states = [row.state for row in self.job_table.rows.values() if not row.is_pruned]
         if self.stop.refused:
             return EXIT_STORAGE
         if self.stop.requested or any(not state.ended for state in states):
@@ -479,7 +521,7 @@ class Driver:
                 "name": row.job.name,
                 "config_digest": row.job.digest,
                 "overrides": list(row.job.overrides),
-                "status": "stopped at a rung" if row.paused else row.state.status,
+                "status": "stopped at a rung" if row.is_pruned else row.state.status,
                 "global_step": row.state.step,
                 "max_steps": row.state.total,
                 "metric": row.state.metric,

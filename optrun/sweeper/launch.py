@@ -1,8 +1,8 @@
-"""The process in which a launcher runs: it may die, and the sweep goes on.
+"""The process in which a launcher runs: it may die, and the sweep continues.
 
-Hydra's basic launcher trains in the process that calls it, and a worker that is killed takes
-joblib's whole pool with it. So the sweep itself never calls a launcher: it starts a process for
-this, watches, and starts it again for what is left.
+Hydra's basic launcher trains in the process that calls it, and a killed worker ends joblib's whole
+pool. So the sweep itself never calls a launcher: it starts a process for this, watches it, and
+starts it again for the remaining jobs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from optrun.config.registry.plugins import load_again
 from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.stop import end_family
+from optrun.sweeper.stop import kill_process_tree
 
 if TYPE_CHECKING:
     from optrun.sweeper.worker import TrainRun
 
 
-class Server:
+class LaunchProcess:
     """A process for launches, started when needed and kept, since importing torch is slow.
 
     It is in its own process group, so that Ctrl-C reaches only the sweep.
@@ -46,15 +46,15 @@ class Server:
     """
 
     module = "optrun.cli.sweep_worker"
-    """What it runs: it brings what trains a job, which stands above this floor."""
+    """The module that it runs, in a package above this one: it may import the training of a job."""
 
     def __init__(self, log: Path, devices: Sequence[str]) -> None:
         self.log = log
         self.devices = list(devices)
-        self._process = self._start()
-        self._answer = Path()
+        self._process = self._start_process()
+        self._report = Path()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         """Start the process, in a process group of its own, with its devices."""
         environment = dict(os.environ)
         if self.devices:
@@ -81,85 +81,93 @@ class Server:
             spec: A `Launch` as JSON.
         """
         if self.has_ended():
-            self._process = self._start()
-        self._answer = answer_file(spec)
+            self._process = self._start_process()
+        self._report = report_file(spec)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{spec.resolve()}\n".encode())
         self._process.stdin.flush()
 
     def code(self) -> int | None:
-        """Read the exit code of the launch, None while it runs.
+        """Read the exit code of the launch; None while it runs; negative for a signal.
 
-        Negative if a signal ended the process.
+        The report of the launch counts, else the exit code of the process.
         """
-        ended = self._process.poll()  # asked first: what is written before the end is seen after it
-        if self._answer.is_file():
-            return int(read_json(self._answer)["code"])
-        return ended
+        exit_code = self._process.poll()  # first: the process may write its report and then end
+        if self._report.is_file():
+            return int(read_json(self._report)["code"])
+        return exit_code
 
     def finish(self) -> None:
-        """Let the process end after its current launch, without waiting for it."""
+        """Let the process end after its current launch, by closing its input; do not wait."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Tell whether there is no process."""
+        """Tell whether the process has ended."""
         return self._process.poll() is not None
 
     def close(self, patience: float | None = None) -> None:
         """Let the process end, and wait for it.
 
         Args:
-            patience: Seconds until it is killed; None: never.
+            patience: Seconds until it is killed with all its descendants; None: never.
         """
         self.finish()
         try:
             self._process.wait(None if patience is None else max(0.0, patience))
         except subprocess.TimeoutExpired:
-            end_family(self.pid)
+            kill_process_tree(self.pid)
 
 
-def answer_file(spec: Path) -> Path:
-    """Return the file with the exit code of a launch and its error."""
+def report_file(spec: Path) -> Path:
+    """Return the path of the file in which a launch reports its exit code and error."""
     return spec.with_suffix(".done")
 
 
 def main(spec: Path, train_run: TrainRun) -> int:
-    """Run the jobs of a launch.
+    """Run the jobs of a launch, and write its report.
+
+    Without room on the disk there is no report.
 
     Args:
         spec: A `Launch` as JSON.
         train_run: Trains a job.
 
     Returns:
-        0; 74 if a full disk stopped a job; 1 if the launcher failed. `answer_file` gets it, too, if
-        the disk has room.
+        Exit code: 0; 74 if a full disk stopped a job; 1 if the launcher failed; 130 after SIGINT.
     """
     values = read_json(spec)
     launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
     sweep = SweepDir(Path(launch.folder))
-    over = _follow(sweep.stop(launch.token))
-    why = ""
+    launch_ended = _stop_workers_with_sweep(sweep.stop(launch.token))
+    error_text = ""
     code = EXIT_DONE
     try:
-        why = _launch(launch, sweep, train_run)
-        code = EXIT_STORAGE if why else EXIT_DONE
+        error_text = _launch(launch, sweep, train_run)
+        code = EXIT_STORAGE if error_text else EXIT_DONE
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
         traceback.print_exc()
-        why = f"{type(error).__name__}: {error}"
+        error_text = f"{type(error).__name__}: {error}"
         code = EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED
     finally:
-        over.set()
+        launch_ended.set()
     with contextlib.suppress(OSError):
-        replace_text(answer_file(spec), json.dumps({"code": code, "why": why}))
+        replace_text(report_file(spec), json.dumps({"code": code, "why": error_text}))
     return code
 
 
 def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
-    """Call the launcher; return the disk error that stopped a job, or an empty text."""
+    """Call Hydra's launcher with the jobs of a launch.
+
+    The basic launcher is called once for each job: it keeps the configuration of every job of a
+    call in memory, and runs them one after the other anyway.
+
+    Returns:
+        The first disk error that stopped a job; empty if there is none.
+    """
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
@@ -191,38 +199,41 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     ]
     batches = [jobs]
     if cfg.hydra.runtime.choices["hydra/launcher"] == "basic":
-        # One after the other anyway; of jobs launched together it keeps every configuration.
         batches = [[job] for job in jobs]
-    refused = ""
+    disk_error = ""
     for number, batch in enumerate(batches):
-        for answer in launcher.launch(batch, initial_job_idx=number):
-            answer_text = getattr(answer, "_return_value", None)
-            if not refused and isinstance(answer_text, str) and answer_text.startswith(REFUSED):
-                refused = answer_text
-    return refused
+        for job_return in launcher.launch(batch, initial_job_idx=number):
+            outcome = getattr(job_return, "_return_value", None)
+            if not disk_error and isinstance(outcome, str) and outcome.startswith(REFUSED):
+                disk_error = outcome
+    return disk_error
 
 
-def _follow(stop: Path) -> threading.Event:
-    """Start a thread that asks the workers to save and end once the sweep process is gone."""
-    parent = os.getppid()
-    over = threading.Event()
+def _stop_workers_with_sweep(stop_file: Path) -> threading.Event:
+    """Start a thread that writes the stop file, so that workers save and end, if the sweep dies.
 
-    def look() -> None:
-        while not over.wait(0.2):
-            if os.getppid() != parent:
+    Returns:
+        The event that ends the thread.
+    """
+    sweep_pid = os.getppid()
+    launch_ended = threading.Event()
+
+    def watch() -> None:
+        while not launch_ended.wait(0.2):
+            if os.getppid() != sweep_pid:
                 with contextlib.suppress(OSError):
-                    stop.touch()
+                    stop_file.touch()
                 return
 
-    threading.Thread(target=look, name="optrun-sweep-follow", daemon=True).start()
-    return over
+    threading.Thread(target=watch, name="optrun-sweep-follow", daemon=True).start()
+    return launch_ended
 
 
 def serve(train_run: TrainRun) -> None:
-    """Run launches, whose paths arrive one per line on stdin, until it closes.
+    """Run the launches whose JSON files are named on stdin, one per line, until it closes.
 
-    Exits the process if a launch wrote no answer file, with the launch's code, or `EXIT_STORAGE`
-    for 0.
+    If a launch cannot write its report, exit this process with the launch's code instead, 74 for 0:
+    an exit code takes no room on the disk.
 
     Args:
         train_run: Trains a job.
@@ -230,5 +241,5 @@ def serve(train_run: TrainRun) -> None:
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
         code = main(spec, train_run)
-        if not answer_file(spec).is_file():
-            sys.exit(code or EXIT_STORAGE)  # an exit code takes no room
+        if not report_file(spec).is_file():
+            sys.exit(code or EXIT_STORAGE)

@@ -1,7 +1,7 @@
-"""Steps at which a search asks Optuna's pruner about a trial, and the value of a trial there.
+"""Rungs: steps at which a search asks Optuna's pruner about a trial, and the trial's value there.
 
-The jobs of a trial pause at each rung: they are evaluated and saved, and go on from that checkpoint
-if the pruner lets them. Their schedule is that of the whole length throughout.
+The jobs of a trial stop at each rung. They are evaluated and saved, and continue from that
+checkpoint unless the pruner ends the trial. Their lr schedule has the full length throughout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import optuna
 
-from optrun.artifacts.objective import stand_in
+from optrun.artifacts.objective import score_of_diverged
 from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import OptunaConfig, Pruner
 from optrun.sweeper.driver import Driver
@@ -21,22 +21,22 @@ from optrun.sweeper.jobs import Job
 
 
 def build_pruner(options: OptunaConfig, max_steps: int | None) -> optuna.pruners.BasePruner:
-    """Build the pruner of a study.
+    """Build the Optuna pruner of a study; without `min_resource` one that prunes nothing.
 
     Args:
         options: Options of the sweeper.
-        max_steps: Optimizer steps of a whole trial; None: its configuration counts in epochs.
+        max_steps: Optimizer steps of a full trial; None: its configuration counts in epochs.
 
     Raises:
-        ConfigError: No trial reaches the first rung, or the brackets of hyperband have no end.
+        ConfigError: No trial reaches the first rung, or hyperband lacks the steps of a full trial.
     """
     first = options.min_resource
     if options.pruner is Pruner.none or first is None:
         return optuna.pruners.NopPruner()
     if max_steps is not None and first >= max_steps:
         raise ConfigError(
-            f"hydra.sweeper.min_resource={first}: expected fewer steps than the {max_steps} of a"
-            " whole trial."
+            f"hydra.sweeper.min_resource={first}: expected fewer than {max_steps}, the steps of a"
+            " full trial (training.max_steps)."
         )
     if options.pruner is Pruner.asha:
         return optuna.pruners.SuccessiveHalvingPruner(
@@ -44,8 +44,8 @@ def build_pruner(options: OptunaConfig, max_steps: int | None) -> optuna.pruners
         )
     if max_steps is None:
         raise ConfigError(
-            "hydra.sweeper.pruner=hyperband: its brackets follow from the steps of a whole trial."
-            " Give training.max_steps, or take asha."
+            "hydra.sweeper.pruner=hyperband: it needs the number of steps of a full trial. Set"
+            " training.max_steps, or use hydra.sweeper.pruner=asha."
         )
     return optuna.pruners.HyperbandPruner(
         min_resource=first, max_resource=max_steps, reduction_factor=options.reduction_factor
@@ -53,9 +53,9 @@ def build_pruner(options: OptunaConfig, max_steps: int | None) -> optuna.pruners
 
 
 def rungs_of(options: OptunaConfig) -> Iterator[int]:
-    """Yield the rungs of a trial in optimizer steps, without end.
+    """Yield the rungs of a trial in optimizer steps, endlessly; none without a pruner.
 
-    Yields nothing without a pruner.
+    Rung i is min_resource * reduction_factor ** i.
 
     Example:
         >>> from types import SimpleNamespace
@@ -72,10 +72,7 @@ def rungs_of(options: OptunaConfig) -> Iterator[int]:
 def value_at_rung(
     driver: Driver, jobs: tuple[Job, ...], rung: int, other_values: Iterable[float]
 ) -> float | None:
-    """Compute the value of a trial at a rung: the mean over its seeds.
-
-    A job that diverged before the rung counts as the worst of the others there, or as its
-    untrained model if that is worse.
+    """Compute the value of a trial at a rung: the mean of its jobs, one for each seed.
 
     Args:
         driver: The driver of the sweep.
@@ -84,42 +81,46 @@ def value_at_rung(
         other_values: Values of other trials there.
 
     Returns:
-        NaN if a job failed for another reason; None if one was not evaluated before the rung.
+        None if a job was not evaluated up to the rung; NaN if one failed before it, unless it
+        diverged, see `_job_value_at_rung`.
     """
-    values_there = list(other_values)
+    values_of_others = list(other_values)
     values = []
     for job in jobs:
-        value = _value_of_job(driver, job, rung, values_there)
+        value = _job_value_at_rung(driver, job, rung, values_of_others)
         if value is None:
             return None
         values.append(value)
     return sum(values) / len(values)
 
 
-def _value_of_job(
+def _job_value_at_rung(
     driver: Driver, job: Job, rung: int, other_values: Iterable[float]
 ) -> float | None:
-    """Return the value of one job at a rung, see `value_at_rung`.
+    """Return the best value of a job up to a rung; None if it was not evaluated until then.
 
-    The recorded value of the rung counts; without one, the best evaluation up to it.
+    The value that its worker recorded at the rung counts first. For a job that failed before the
+    rung: if it diverged, the worst of `other_values`, or its own value before training if that is
+    worse; else, or if there is none, NaN.
     """
     state = driver.job_table.row(job).state
-    if state.status == "failed" and state.step <= rung:
+    failed_before_rung = state.status == "failed" and state.step <= rung
+    if failed_before_rung:
         if not state.diverged:
             return math.nan
-        before = untrained(driver.sweep, job, state.metric or "")
-        worst = stand_in(other_values, [before], state.mode)
-        if worst is None:
+        before_training = value_before_training(driver.sweep, job, state.metric or "")
+        score = score_of_diverged(other_values, [before_training], state.mode)
+        if score is None:
             return math.nan
-        return worst
+        return score
     rungs = driver.sweep.read_record(job.name).rungs
     if str(rung) in rungs:
         return rungs[str(rung)]
     return driver.sweep.best_until(job.name, rung)
 
 
-def untrained(sweep: SweepDir, job: Job, metric: str) -> float | None:
-    """Read a metric as it was before the first step; None if it was not evaluated or not finite."""
+def value_before_training(sweep: SweepDir, job: Job, metric: str) -> float | None:
+    """Read the value of a metric at step 0; None if there is none or it is not finite."""
     steps, values = sweep.metrics(job.name).series(metric)
     if steps[:1] != [0] or not math.isfinite(values[0]):
         return None

@@ -1,10 +1,9 @@
 """`hydra/sweeper=optuna`: a thin sweeper on Optuna's ask-and-tell interface.
 
-Optuna proposes and remembers; a trial is a job like any other, or one for each seed, found by its
-identity. A study
-that was killed goes on: trials that were under way are finished first, from their checkpoints, and
-no trial is proposed twice for one number. Optimizers with spaces of their own have a study each,
-and take turns, so that at every moment their budgets differ by one trial at most.
+Optuna proposes trials and stores them. A trial is one job, or one job for each seed, like any other
+job of a sweep. A killed search continues: running trials are finished first, from their
+checkpoints, and no trial is proposed twice. If optimizers have their own search spaces, each has
+its own study, and they take turns: their numbers of trials differ by one at most.
 """
 
 from __future__ import annotations
@@ -59,22 +58,21 @@ class Search:
         contenders: Sequence[Contender],
     ) -> None:
         self.options = options
-        self.share = options.n_trials // len(contenders)
-        """Trials of each study."""
+        self.trials_per_study = options.n_trials // len(contenders)
         self.studies = [
-            ContenderStudy(hydra, compose, options, contender, self.share)
+            ContenderStudy(hydra, compose, options, contender, self.trials_per_study)
             for contender in contenders
         ]
         names = ", ".join(study.name for study in self.studies)
-        if not self.share:
+        if not self.trials_per_study:
             raise ConfigError(
-                f"hydra.sweeper.n_trials={options.n_trials}: {names} share them equally, and there"
-                f" is not one for each. Expected {len(self.studies)} or more."
+                f"hydra.sweeper.n_trials={options.n_trials}: {names} need at least one trial each."
+                f" Expected {len(self.studies)} or more."
             )
 
     @property
-    def apart(self) -> bool:
-        """Whether each optimizer has a study of its own."""
+    def has_study_per_optimizer(self) -> bool:
+        """Whether each optimizer has its own study."""
         return bool(self.studies[0].name)
 
     def examples(self) -> list[Job]:
@@ -99,66 +97,72 @@ class Search:
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):
             self._open(driver.sweep)
-            driver.job_table.expected = self.share * sum(
+            driver.job_table.expected = self.trials_per_study * sum(
                 study.jobs_of_trial for study in self.studies
             )
-            self._go_back_to(driver, self._know_before(driver))
-            driver.pursue(lambda: self._next_jobs(driver))
+            self._rerun_lost_jobs(driver, self._load_ended_trials(driver))
+            driver.run_jobs(lambda: self._next_jobs(driver))
 
     # The studies
     # ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> None:
-        """Open all studies, and create missing ones; hold the lock for proposals meanwhile.
+        """Open all studies, or create them, while no other process proposes trials.
 
         Raises:
-            ConfigError: A study began with another search, or one optimizer has had more trials
-                than its share now, and another fewer.
+            ConfigError: A study began with another search; or `n_trials` is lower than before, so
+                that one optimizer has more trials than it may have now, and another fewer than it.
             StorageError: The file of the study cannot be opened.
         """
         where = str(sweep.study)
-        with _asking(sweep):
+        with _proposal_lock(sweep):
             try:
                 storage = optuna.storages.get_storage(f"sqlite:///{sweep.study.resolve()}")
-                refuse_mixed(storage, where, self.apart)
+                refuse_mixed(storage, where, self.has_study_per_optimizer)
                 for study in self.studies:
                     study.open(storage, where, sweep)
             except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
                 raise StorageError(f"{where}: {str(error).strip().splitlines()[0]}") from error
-        had = {study.name: len(study.trials()) for study in self.studies}
-        most = max(had, key=lambda name: had[name])
-        if had[most] > self.share and min(had.values()) < had[most]:
+        counts = {study.name: len(study.trials()) for study in self.studies}
+        most = max(counts, key=lambda name: counts[name])
+        if counts[most] > self.trials_per_study and min(counts.values()) < counts[most]:
             raise ConfigError(
-                f"hydra.sweeper.n_trials={self.options.n_trials}: {self.share} for each of"
-                f" {len(had)} optimizers, and {most} has had {had[most]}."
-                f" n_trials={had[most] * len(had)} makes them equal."
+                f"hydra.sweeper.n_trials={self.options.n_trials}: {self.trials_per_study} for each"
+                f" of {len(counts)} optimizers, but {most} has {counts[most]} already. Expected"
+                f" {counts[most] * len(counts)}, so that all have the same number."
             )
 
-    def _know_before(self, driver: Driver) -> list[Trial]:
-        """Return the ended trials of earlier starts; add their jobs and print the counts."""
+    def _load_ended_trials(self, driver: Driver) -> list[Trial]:
+        """Return the ended trials of earlier starts; add their jobs to the job table.
+
+        Also prints how many trials are done, running and to be proposed.
+        """
         trials = [trial for study in self.studies for trial in study.trials()]
         ended = [trial for trial in trials if trial.frozen.state.is_finished()]
         driver.add(job for trial in ended for job in trial.jobs)
-        under_way = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
-        remaining = max(0, self.share * len(self.studies) - len(ended) - under_way)
-        names = [study.name for study in self.studies]
-        shares = f" · {self.share} for each of {', '.join(names)}" if self.apart else ""
+        n_running = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
+        n_trials = self.trials_per_study * len(self.studies)
+        remaining = max(0, n_trials - len(ended) - n_running)
+        shares = ""
+        if self.has_study_per_optimizer:
+            names = ", ".join(study.name for study in self.studies)
+            shares = f" · {self.trials_per_study} for each of {names}"
         driver.view.note(
-            f"study of {self.share * len(names)} trials -> {driver.sweep.path}{shares} ·"
-            f" {len(ended)} done before · {under_way} under way · {remaining} to propose"
+            f"study of {n_trials} trials -> {driver.sweep.path}{shares} · {len(ended)} done before"
+            f" · {n_running} under way · {remaining} to propose"
         )
         return ended
 
-    def _go_back_to(self, driver: Driver, ended: Sequence[Trial]) -> None:
-        """Finish the trials of earlier starts, and add their results to the studies.
+    def _rerun_lost_jobs(self, driver: Driver, ended: Sequence[Trial]) -> None:
+        """Run jobs of ended trials again if they have no result, and add their late results.
 
-        Runs jobs again if their folder is gone, or if they failed and are to be retried. Pruned
-        trials stay pruned.
+        These are jobs whose folder is gone, and failed jobs if `retry_failed` is set. Pruned trials
+        stay pruned.
         """
         unpruned = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
         jobs = [job for trial in unpruned for job in trial.jobs]
-        driver.pursue(lambda: list(map(PlannedJob, jobs)))
-        with _asking(driver.sweep):
+        driver.run_jobs(lambda: list(map(PlannedJob, jobs)))
+        with _proposal_lock(driver.sweep):
             for trial in unpruned:
                 trial.study.tell_late(trial, driver.job_table)
 
@@ -166,81 +170,86 @@ class Search:
     # ----------------------------------------------------------------------------------------------
 
     def _next_jobs(self, driver: Driver) -> list[PlannedJob]:
-        """Judge the trials at work, propose others, and return the jobs to run next.
+        """Return the jobs to run next, of at most `n_jobs` trials; propose new trials for this.
 
-        After `training.max_seconds` of a job nothing is proposed. Without an open trial the
-        result is empty, and the search is done.
+        Ended trials are reported to their studies. If a job has run out of `training.max_seconds`,
+        no more trials are proposed. The result is empty when the search is done.
         """
-        with _asking(driver.sweep):
+        with _proposal_lock(driver.sweep):
             for study in self.studies:
-                study.give_up_halves()
+                study.fail_incomplete_trials()
             trials = {study.name: study.trials() for study in self.studies}
             all_trials = itertools.chain.from_iterable(trials.values())
-            at_work = [trial for trial in all_trials if trial.frozen.state == TrialState.RUNNING]
-            open_trials, planned_jobs = self._judged(at_work[: self.options.n_jobs], driver)
+            running = [trial for trial in all_trials if trial.frozen.state == TrialState.RUNNING]
+            open_trials, planned_jobs = self._plan_or_tell(running[: self.options.n_jobs], driver)
             if any(row.out_of_time for row in driver.job_table.rows.values()):
                 return planned_jobs
             counts = {name: len(study_trials) for name, study_trials in trials.items()}
-            # A trial with the values of an earlier one is over at once: its job has ended.
+            # Again and again, because a new trial may have the values, and so the jobs, of an
+            # earlier one: it ends at once.
             while proposed := self._propose(len(open_trials), counts):
-                new_trials, further = self._judged(proposed, driver)
-                open_trials += new_trials
-                planned_jobs += further
+                new_open_trials, new_jobs = self._plan_or_tell(proposed, driver)
+                open_trials += new_open_trials
+                planned_jobs += new_jobs
             if not open_trials:
-                driver.job_table.expected = 0  # trials with the same values are one job
+                driver.job_table.expected = 0  # fewer jobs than trials: some trials share a job
             return planned_jobs
 
-    def _propose(self, at_work: int, counts: dict[str, int]) -> list[Trial]:
-        """Propose trials until `n_jobs` are at work, or the budgets are spent.
+    def _propose(self, n_open: int, counts: dict[str, int]) -> list[Trial]:
+        """Propose trials until `n_jobs` are open, or each study has all of its trials.
+
+        The study with the fewest trials proposes next.
 
         Args:
-            at_work: Number of unfinished trials.
-            counts: Trials of each study so far; changed in place.
+            n_open: Number of open trials.
+            counts: Number of trials of each study so far, by name; changed in place.
         """
         proposed: list[Trial] = []
-        while at_work + len(proposed) < self.options.n_jobs:
-            able = [study for study in self.studies if counts[study.name] < self.share]
-            if not able:
+        while n_open + len(proposed) < self.options.n_jobs:
+            study = min(self.studies, key=lambda study: counts[study.name])
+            if counts[study.name] >= self.trials_per_study:
                 break
-            study = min(able, key=lambda candidate: counts[candidate.name])
             proposed.append(study.ask())
             counts[study.name] += 1
         return proposed
 
-    def _judged(
+    def _plan_or_tell(
         self, trials: Sequence[Trial], driver: Driver
     ) -> tuple[list[Trial], list[PlannedJob]]:
-        """Judge trials at their rungs, and report ended trials to their studies.
+        """Plan the next jobs of trials, and report those without further jobs to their studies.
 
         Returns:
-            The unfinished trials, and their jobs to run next.
+            The trials with further jobs, and these jobs.
         """
         driver.add(job for trial in trials for job in trial.jobs)
         open_trials: list[Trial] = []
-        all_planned: list[PlannedJob] = []
+        planned_jobs: list[PlannedJob] = []
         for trial in trials:
-            planned_jobs = trial.study.plan_jobs(trial, driver)
-            if planned_jobs:
+            jobs_of_trial = trial.study.plan_jobs(trial, driver)
+            if jobs_of_trial:
                 open_trials.append(trial)
-                all_planned += planned_jobs
+                planned_jobs += jobs_of_trial
             else:
                 trial.study.tell(trial, driver.job_table)
-        return open_trials, all_planned
+        return open_trials, planned_jobs
 
 
 @contextlib.contextmanager
-def _asking(sweep: SweepDir) -> Iterator[None]:
-    """Hold the lock for proposals; wait for another process that holds it.
+def _proposal_lock(sweep: SweepDir) -> Iterator[None]:
+    """Hold the lock for proposing trials, so that several processes propose `n_trials` in all.
 
-    Processes then propose at most `n_trials` together. After a while LockedError is raised.
+    Waits at most 60 s for another process that holds it.
+
+    Raises:
+        LockedError: The other process holds it for longer.
     """
-    patience = time.monotonic() + _ASK_SECONDS
+    deadline = time.monotonic() + _ASK_SECONDS
     while True:
         try:
             with RunLock(sweep.asking):
                 yield
                 return
         except LockedError:
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

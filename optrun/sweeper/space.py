@@ -38,14 +38,14 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
         ConfigError: A range is invalid.
     """
     space = {str(override.get_key_element()): distribution(override) for override in swept}
-    lowest = {key: any_value(domain) for key, domain in space.items()}
+    lowest = {key: low_or_first(domain) for key, domain in space.items()}
     numbers = [key for key, domain in space.items() if isinstance(domain, FloatDistribution)]
     with_numbers = resolve(lowest)
     without = resolve({key: value for key, value in lowest.items() if key not in numbers})
     for override in swept:
         key = str(override.get_key_element())
         name = override.key_or_group
-        if key in numbers and _is_whole(
+        if key in numbers and _takes_integers(
             override, space[key], without.get(name), with_numbers.get(name)
         ):
             domain = space[key]
@@ -55,7 +55,7 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
     return space
 
 
-def _is_whole(
+def _takes_integers(
     override: Override, interval: FloatDistribution, before: object, after: object
 ) -> bool:
     """Tell whether a key takes whole numbers.
@@ -98,10 +98,13 @@ def distribution(override: Override) -> BaseDistribution:
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, IntervalSweep):
-            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, may be int
-            if all(isinstance(end, int) for end in ends):
-                return IntDistribution(*ends, log=log)
-            return FloatDistribution(float(ends[0]), float(ends[1]), log=log)
+            corner_points: tuple[Any, Any] = (
+                value.start,
+                value.end,
+            )  # annotated as float, may be int
+            if all(isinstance(end, int) for end in corner_points):
+                return IntDistribution(*corner_points, log=log)
+            return FloatDistribution(float(corner_points[0]), float(corner_points[1]), log=log)
         if isinstance(value, RangeSweep) and not log and not value.shuffle:
             return _grid(value)
     except ValueError as error:
@@ -128,7 +131,7 @@ def _grid(value: RangeSweep) -> BaseDistribution:
     return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
 
 
-def any_value(distribution: BaseDistribution) -> object:
+def low_or_first(distribution: BaseDistribution) -> object:
     """Pick the first choice or the low end of a distribution, whole if possible."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0]
@@ -137,15 +140,16 @@ def any_value(distribution: BaseDistribution) -> object:
     return distribution.low
 
 
-def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
+def corner_points(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
     """List as few points as cover both ends of each range and each choice.
 
     Example:
-        >>> ends({"lr": FloatDistribution(0.5, 2.0), "x": CategoricalDistribution(["a", "b", "c"])})
+        >>> choices = CategoricalDistribution(["a", "b", "c"])
+        >>> corner_points({"lr": FloatDistribution(0.5, 2.0), "x": choices})
         [{'lr': 0.5, 'x': 'a'}, {'lr': 2.0, 'x': 'b'}, {'lr': 2.0, 'x': 'c'}]
     """
     values_by_key = {
-        key: getattr(kind, "choices", None) or (any_value(kind), kind.high)
+        key: getattr(kind, "choices", None) or (low_or_first(kind), kind.high)
         for key, kind in space.items()
     }
     rounds = max(map(len, values_by_key.values()))
@@ -155,7 +159,7 @@ def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
     ]
 
 
-def written(key: str, value: object) -> str:
+def as_override(key: str, value: object) -> str:
     """Write a value of a trial as an override."""
     if isinstance(value, float):
         return f"{key}={value!r}"

@@ -119,7 +119,7 @@ class Stop:
         self._signalled = True
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """List the ids of a process and of all its descendants.
 
     Ranks in process groups of their own are among them. Without /proc, the process alone.
@@ -135,8 +135,8 @@ def family(pid: int) -> list[int]:
     return pids
 
 
-def end_family(pid: int) -> None:
+def kill_process_tree(pid: int) -> None:
     """Kill a process and all its descendants."""
-    for member in family(pid):
+    for member in process_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)

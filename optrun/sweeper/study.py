@@ -1,7 +1,4 @@
-"""What a study of Optuna's is bound to.
-
-Its space, the configuration that its trials share, and what judges them.
-"""
+"""An Optuna study in its storage: open it, refuse another search in it, add late results."""
 
 from __future__ import annotations
 
@@ -18,21 +15,21 @@ from optrun.base.errors import ConfigError
 
 _NAME = "optrun"
 _SHARED = "optrun:configuration"
-"""Names the attribute with what all trials share: dotted key -> text."""
-AGAIN = "optrun:again"
-"""Names the attribute of a late result: the number of the trial that had ended without one."""
+"""User attribute of a study with the values that all trials share: dotted key -> JSON text."""
+LATE_RESULT_OF = "optrun:again"
+"""User attribute of a late result: the number of the trial that had ended without one."""
 _SHOWN = 3
 """Changed keys that a refusal names."""
-_ELSEWHERE = "give what it began with, or choose another hydra.sweep.dir."
+_WAY_OUT = "Repeat the first command, or choose another hydra.sweep.dir."
 
 
 def open_study(storage: BaseStorage, mode: str, contender: str, pruner: BasePruner) -> optuna.Study:
-    """Open the study of a contender, or create it.
+    """Open the Optuna study of a contender, or create it.
 
     Args:
         storage: An Optuna storage.
         mode: `min` or `max`; a study that exists keeps its own.
-        contender: Name of the optimizer; empty: one study searches all.
+        contender: Name of the optimizer; empty: one study searches all optimizers.
         pruner: Pruner of the study.
     """
     return optuna.create_study(
@@ -45,27 +42,28 @@ def open_study(storage: BaseStorage, mode: str, contender: str, pruner: BasePrun
 
 
 def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
-    """Refuse to mix a search of one space with a search of a space per optimizer.
+    """Refuse to mix a study of one space with studies of one space per optimizer.
 
     Args:
         storage: An Optuna storage.
         where: Name and key of the storage in messages.
-        per_optimizer: Whether optimizers have spaces of their own now.
+        per_optimizer: Whether each optimizer has its own search space now.
 
     Raises:
         ConfigError: The storage holds a search of the other kind.
     """
     names = set(optuna.get_all_study_names(storage))
-    own_spaces = sorted(name for name in names if name.startswith(f"{_NAME}:"))
+    studies_of_optimizers = sorted(name for name in names if name.startswith(f"{_NAME}:"))
     if per_optimizer and _NAME in names:
         raise ConfigError(
-            f"{where}: this study searched one space for all, and now search.NAME gives optimizers"
-            f" their own: {_ELSEWHERE}"
+            f"{where}: this study searched one space for all optimizers, but now search.NAME gives"
+            f" each its own. {_WAY_OUT}"
         )
-    if not per_optimizer and own_spaces:
-        searched = ", ".join(name.replace(f"{_NAME}:", "search.") for name in own_spaces)
+    if not per_optimizer and studies_of_optimizers:
+        searched = ", ".join(name.replace(f"{_NAME}:", "search.") for name in studies_of_optimizers)
         raise ConfigError(
-            f"{where}: this study searched {searched}, and now one space for all: {_ELSEWHERE}"
+            f"{where}: this study searched {searched}, but now there is one space for all"
+            f" optimizers. {_WAY_OUT}"
         )
 
 
@@ -83,48 +81,47 @@ def refuse_other_search(
     space: Mapping[str, BaseDistribution],
     shared: Mapping[str, object],
 ) -> None:
-    """Refuse a search whose trials could not be compared with those of the study.
+    """Refuse a search with other trials than the study began with, or begin the study.
 
-    Its searched keys, their choices and scales, and the values that all trials share have to stay;
-    the ends of a range may change.
+    The searched keys, their choices and scales, and the values that all trials share may not
+    change; the ends of a range may. A new study stores them as a user attribute.
 
     Args:
-        study: Changed in place at its first start: what must stay is stored in it.
+        study: The study.
         storage: Name and key of the storage in messages.
         space: Distributions by key.
         shared: Dotted key -> plain value, for values that all trials share.
 
     Raises:
-        ConfigError: Something differs; the message names at most `_SHOWN` keys, with both values.
+        ConfigError: Something differs; the message names at most three keys, with both values.
     """
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     for key, distribution in space.items():
-        now[key.lstrip("+")] = described(distribution)
+        now[key.lstrip("+")] = describe_distribution(distribution)
     then = study.user_attrs.get(_SHARED)
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    changes = [
-        f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now"
-        for key in {**then, **now}
-        if then.get(key) != now.get(key)
-    ]
+    changes = []
+    for key in {**then, **now}:
+        if then.get(key) != now.get(key):
+            changes.append(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now")
     if changes:
         shown = "; ".join(changes[:_SHOWN])
         more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
         raise ConfigError(
-            f"{storage}: another search than this study began with: {shown}{more}."
-            f" A study compares trials that share all but what is searched: {_ELSEWHERE}"
+            f"{storage}: this study began with another search: {shown}{more}. A study compares"
+            f" trials that differ in the searched keys only. {_WAY_OUT}"
         )
 
 
-def described(distribution: BaseDistribution) -> str:
-    """Write the choices, or the type and scale of a range, roughly as an override.
+def describe_distribution(distribution: BaseDistribution) -> str:
+    """Write the choices of a distribution, or the type and scale of its range without its ends.
 
     Example:
-        >>> described(optuna.distributions.IntDistribution(1, 8, log=True))
+        >>> describe_distribution(optuna.distributions.IntDistribution(1, 8, log=True))
         'tag(log, int(interval()))'
-        >>> described(optuna.distributions.CategoricalDistribution(["lamb", "adamw"]))
+        >>> describe_distribution(optuna.distributions.CategoricalDistribution(["lamb", "adamw"]))
         'lamb,adamw'
     """
     if isinstance(distribution, optuna.distributions.CategoricalDistribution):
@@ -138,26 +135,27 @@ def described(distribution: BaseDistribution) -> str:
 
 
 def add_late_result(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
-    """Add the late result of a failed or pruned trial as a new trial, at most once.
+    """Add the value of a failed or pruned trial to the study as a new trial, at most once.
 
-    Optuna refuses a result for a trial that has ended. The new trial names the old one in its user
-    attribute `AGAIN`.
+    Optuna takes no value for a trial that has ended. The new trial has the same parameters, and the
+    number of the old one in its user attribute `LATE_RESULT_OF`. Nothing is added for a complete
+    trial.
 
     Args:
-        study: The study; nobody else changes it meanwhile.
-        trial: The ended trial; nothing is added if it is complete.
-        value: Final score of its jobs.
+        study: The study; no other process may change it meanwhile.
+        trial: The ended trial.
+        value: Value of the trial.
     """
     if trial.state == TrialState.COMPLETE:
         return
-    repeated = {other.user_attrs.get(AGAIN) for other in study.get_trials(deepcopy=False)}
-    if trial.number in repeated:
+    trials = study.get_trials(deepcopy=False)
+    if trial.number in {other.user_attrs.get(LATE_RESULT_OF) for other in trials}:
         return
     study.add_trial(
         optuna.trial.create_trial(
             value=value,
             params=trial.params,
             distributions=trial.distributions,
-            user_attrs={AGAIN: trial.number},
+            user_attrs={LATE_RESULT_OF: trial.number},
         )
     )

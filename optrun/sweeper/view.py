@@ -23,7 +23,7 @@ class JobRow:
     state: JobState
     record: Record = field(default_factory=Record)
     running: bool = False
-    paused: bool = False
+    is_pruned: bool = False
     """Whether it was found too weak at a rung, and stopped there."""
     worker_died: bool = False
     """Whether its worker died, and it is tried once more, alone."""
@@ -37,7 +37,7 @@ class JobRow:
     @property
     def left(self) -> bool:
         """Whether the job has neither ended nor stopped at a rung, and is not running."""
-        return not (self.state.ended or self.running or self.paused)
+        return not (self.state.ended or self.running or self.is_pruned)
 
     @property
     def on_devices(self) -> str:
@@ -67,7 +67,7 @@ class JobTable:
     @property
     def done(self) -> int:
         """Number of jobs that have ended or stopped at a rung."""
-        return sum(row.state.ended or row.paused for row in self.rows.values())
+        return sum(row.state.ended or row.is_pruned for row in self.rows.values())
 
     @property
     def total(self) -> int:
@@ -83,16 +83,18 @@ class JobTable:
     def running(self) -> list[JobRow]:
         """Jobs that a process is running."""
         return [
-            row for row in self.rows.values() if row.running and not (row.state.ended or row.paused)
+            row
+            for row in self.rows.values()
+            if row.running and not (row.state.ended or row.is_pruned)
         ]
 
     def counts(self) -> str:
         """Write the number of jobs in each state as one line; each job counts once."""
         rows = self.rows.values()
-        paused = sum(row.paused and not row.state.ended for row in rows)
+        is_pruned = sum(row.is_pruned and not row.state.ended for row in rows)
         stopped = sum(row.left and row.state.status != "new" for row in rows)
         remaining = self.left
-        paused_text = f" · {paused} stopped at a rung" if paused else ""
+        paused_text = f" · {is_pruned} stopped at a rung" if is_pruned else ""
         waiting = f", {remaining - stopped} not started" if remaining > stopped else ""
         return (
             f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "

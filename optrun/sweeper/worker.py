@@ -161,7 +161,7 @@ class SweepTask:
                 why = str(error) if isinstance(error, OptrunError) else describe_failure(error)
                 done = "failed"
                 _log(run, f"failed: {why}")
-                record_failure(sweep, name, why, values, overrides, self.launch.command)
+                write_failure(sweep, name, why, values, overrides, self.launch.command)
         finally:
             record.open = None
             with contextlib.suppress(*([OSError] if self.refused else [])):
@@ -242,7 +242,7 @@ def _saved_before(run: RunDir, values: PlainDict) -> bool:
         return bool(values["checkpoint"]["enabled"])
 
 
-def record_failure(
+def write_failure(
     sweep: SweepDir,
     name: str,
     why: str,
@@ -302,13 +302,11 @@ def describe_failure(error: BaseException) -> str:
         >>> describe_failure(RuntimeError("shapes differ\nin many ways"))
         'RuntimeError: shapes differ'
     """
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else ""
-    if is_out_of_memory(error):
-        return f"out of memory{': ' if first else ''}{first}"
-    if first:
-        return f"{type(error).__name__}: {first}"
-    return type(error).__name__
+    kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
+    first_line = str(error).strip().partition("\n")[0]
+    if first_line:
+        return f"{kind}: {first_line}"
+    return kind
 
 
 @contextlib.contextmanager

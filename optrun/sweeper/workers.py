@@ -25,84 +25,93 @@ class Workers:
 
     def __init__(self, devices: Sequence[str], log: Path) -> None:
         self.one_job_each = bool(devices)
-        """Whether a launch is of one job."""
+        """Whether each launch has one job."""
         self._log = log
         self._count = len(devices)
         self._devices = list(devices)
         self._broken: list[str] = []
-        self._at_work: list[launching.Server] = []
-        self._idle: list[launching.Server] = []
-        self._ending: list[launching.Server] = []
-        """Processes that were told to end."""
+        self._at_work: list[launching.LaunchProcess] = []
+        self._idle: list[launching.LaunchProcess] = []
+        self._ending: list[launching.LaunchProcess] = []
+        """Processes that are asked to end."""
 
     def devices_of(self, values: Mapping[str, object]) -> int:
-        """Count the devices of a job from its resolved configuration.
+        """Count the devices that a job needs, from its resolved configuration.
 
-        `auto` means all devices of the sweep.
+        `training.nproc_per_node=auto` means all devices of the sweep. 0 without devices.
         """
         if self.one_job_each:
             return job_devices(values, self._count)
         return 0
 
-    def take(self, count: int, *, busy: Collection[str]) -> launching.Server | None:
-        """Take an idle process, or start one on free devices.
+    def take(self, count: int, *, busy: Collection[str]) -> launching.LaunchProcess | None:
+        """Take an idle process with this number of devices, or start one on free devices.
 
         Args:
-            count: Number of devices that the process gets.
+            count: Number of devices that the process gets; 0 without devices.
             busy: Devices on which no process may start.
 
+        Returns:
+            None if too few devices are free, or without devices if a launch is running.
+
         Raises:
-            OptrunError: Too many devices have failed.
+            OptrunError: The sweep has fewer devices left than `count`, because others failed.
         """
         if count > len(self._devices):
             raise OptrunError(
-                f"there is no device left to continue with: {', '.join(self._broken)} failed. See"
+                f"too few devices are left to continue: {', '.join(self._broken)} failed. See"
                 f" {self._log}."
             )
         if self._at_work and not self.one_job_each:
             return None
-        server = next((server for server in self._idle if len(server.devices) == count), None)
-        if server is not None:
-            self._idle.remove(server)
+        fitting = [process for process in self._idle if len(process.devices) == count]
+        if fitting:
+            process = fitting[0]
+            self._idle.remove(process)
         else:
-            taken = {device for server in self._all() for device in server.devices}
+            taken = {device for process in self._all() for device in process.devices}
             free = [device for device in self._devices if device not in {*taken, *busy}]
             if len(free) < count:
                 return None
-            server = launching.Server(self._log, free[:count])
-        self._at_work.append(server)
-        return server
+            process = launching.LaunchProcess(self._log, free[:count])
+        self._at_work.append(process)
+        return process
 
-    def give_back(self, server: launching.Server, *, fresh: bool, broken: bool) -> None:
-        """Keep an idle process for the next launch, or end it.
+    def give_back(self, process: launching.LaunchProcess, *, retire: bool, broken: bool) -> None:
+        """Keep a process for the next launch, or end it.
+
+        The process of a sweep without devices is always kept.
 
         Args:
-            server: The process.
-            fresh: Whether the process must not be reused.
-            broken: Whether no job could start on its devices.
+            process: The process; its launch has ended.
+            retire: Whether the process may not be used again.
+            broken: Whether no job could start on its devices; the sweep uses them no more.
         """
-        self._at_work.remove(server)
+        self._at_work.remove(process)
         if broken:
-            self._broken += server.devices
-            self._devices = [device for device in self._devices if device not in server.devices]
-        if self.one_job_each and (fresh or broken):
-            server.finish()
-            self._ending.append(server)
+            self._broken += process.devices
+            self._devices = [device for device in self._devices if device not in process.devices]
+        if self.one_job_each and (retire or broken):
+            process.finish()
+            self._ending.append(process)
         else:
-            self._idle.append(server)
+            self._idle.append(process)
 
-    def tidy(self) -> None:
-        """End processes without a job, and free the devices of those that have ended."""
+    def end_idle(self) -> None:
+        """End idle processes, so that their devices are free for jobs of another size.
+
+        The process of a sweep without devices is kept.
+        """
         if self.one_job_each:
-            for server in self._idle:
-                server.finish()
+            for process in self._idle:
+                process.finish()
             self._ending += self._idle
             self._idle.clear()
-        self._ending = [server for server in self._ending if not server.has_ended()]
+        self._ending = [process for process in self._ending if not process.has_ended()]
 
     def pids(self) -> list[int]:
         """List the ids of all process groups."""
-        return [server.pid for server in self._all() if not server.has_ended()]
+        return [process.pid for process in self._all() if not process.has_ended()]
 
     def close(self, patience: float | None) -> None:
         """Let all processes end, and wait for them.
@@ -110,11 +119,11 @@ class Workers:
         Args:
             patience: Seconds until they are killed; None: never.
         """
-        for server in self._all():
-            server.close(patience)
+        for process in self._all():
+            process.close(patience)
         self._at_work = []
         self._idle = []
         self._ending = []
 
-    def _all(self) -> list[launching.Server]:
+    def _all(self) -> list[launching.LaunchProcess]:
         return [*self._at_work, *self._idle, *self._ending]

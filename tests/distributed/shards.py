@@ -138,9 +138,9 @@ def sharded_run(
 
 def in_ranks(folder: Path, check: Callable[[int], None], ranks: int = 2) -> None:
     """As `run_ranks`, which wants an empty folder for each call."""
-    meeting = folder.with_name(f"{folder.name}-meeting-{len(list(folder.parent.iterdir()))}")
-    meeting.mkdir()
-    run_ranks(meeting, check, ranks)
+    rendezvous = folder.with_name(f"{folder.name}-meeting-{len(list(folder.parent.iterdir()))}")
+    rendezvous.mkdir()
+    run_ranks(rendezvous, check, ranks)
 
 
 def assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

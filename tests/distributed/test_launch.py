@@ -270,7 +270,7 @@ def test_a_rank_that_hangs_in_python_is_told_with_the_line(tmp_path: Path) -> No
     assert done.returncode == 1, done.stderr
     for fact in (
         "rank 0",
-        "no sign of life for 20 s (distributed.timeout_seconds)",
+        "no heartbeat for 20 s (distributed.timeout_seconds)",
         "raise distributed.timeout_seconds",
         "stuck.py:",
         "training after step 2",

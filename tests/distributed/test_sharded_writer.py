@@ -157,13 +157,13 @@ def test_ranks_killed_at_random(tmp_path: Path) -> None:
     chance = random.Random(0)
     inside, newest = 0, 0
     for kill in range(KILLS):
-        meeting = tmp_path / f"meeting-{kill}"
-        meeting.mkdir()
+        rendezvous = tmp_path / f"meeting-{kill}"
+        rendezvous.mkdir()
         preloaded.server()
         check = partial(saves_for_ever, run.path, newest + 1)
         started = mp.start_processes(
             rank_main,
-            args=(str(meeting), 2, check),
+            args=(str(rendezvous), 2, check),
             nprocs=2,
             join=False,
             start_method="forkserver",

@@ -206,7 +206,7 @@ def test_machines_that_would_not_run_the_same(
             programs.append(stack.enter_context(program("torch.distributed.run", line, folder)))
         said = "".join(one.communicate(timeout=PATIENCE)[0] for one in programs)
     assert [one.wait() for one in programs] == [1, 1], said
-    for fact in (*facts, "(rank 1)", "(rank 0)", "Expected the same on all ranks"):
+    for fact in (*facts, "(rank 1)", "(rank 0)", "Start all ranks with the same"):
         assert fact in said, said
     assert not (tmp_path / "run" / "checkpoints").exists()
 

@@ -370,7 +370,7 @@ def main(arguments: list[str]) -> None:
                 )
         return
     torch.set_num_threads(1)
-    launch.Server = ForkServer  # type: ignore[misc, assignment]
+    launch.LaunchProcess = ForkServer  # type: ignore[misc, assignment]
     driver._POLL_SECONDS = 0.05
     train.draw_curves = lambda path: None
     build.report = lambda folders, **options: SimpleNamespace(verdict=None)  # type: ignore

@@ -81,7 +81,7 @@ def fork(work: Callable[[], int], log: Path) -> int:
 
 
 class ForkServer:
-    """As `launch.Server`; dies with its process group, which is that of the sweep."""
+    """As `launch.LaunchProcess`; dies with its process group, which is that of the sweep."""
 
     launches: ClassVar[list[int]] = []
     train_run: ClassVar[Any] = staticmethod(train_job)
@@ -98,7 +98,7 @@ class ForkServer:
         self.pid = fork(lambda: self._work(spec), self.log)
 
     def _work(self, spec: Path) -> int:
-        """As the process that `launch.Server` starts, with the names of its devices."""
+        """As the process that `launch.LaunchProcess` starts, with the names of its devices."""
         if self.devices:
             os.environ[VISIBLE] = ",".join(self.devices)
         return launch.main(spec, self.train_run)
@@ -124,7 +124,7 @@ class ForkServer:
 def fork_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps fork their jobs from this process, and their reports draw nothing."""
     _compose_beforehand()
-    monkeypatch.setattr("optrun.sweeper.launch.Server", ForkServer)
+    monkeypatch.setattr("optrun.sweeper.launch.LaunchProcess", ForkServer)
     monkeypatch.setattr("optrun.sweeper.driver._POLL_SECONDS", 0.05)
     monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison, judged: [])
 

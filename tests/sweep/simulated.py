@@ -20,5 +20,5 @@ if __name__ == "__main__":
         launch.serve(sweep_worker.train_job)
     else:
         devices.visible_devices = lambda: ["0", "1"]
-        launch.Server.module = "tests.sweep.simulated"
+        launch.LaunchProcess.module = "tests.sweep.simulated"
         sys.exit(cli.run(sys.argv[1:]))

@@ -70,24 +70,24 @@ class StandIn:
     @property
     def stopped(self) -> set[str]:
         """Names of the jobs whose trials were pruned."""
-        return {name for name, row in self.job_table.rows.items() if row.paused}
+        return {name for name, row in self.job_table.rows.items() if row.is_pruned}
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if job.name not in self.job_table.rows:
                 row = self.job_table.rows[job.name] = JobRow(job, self.sweep.state(job.name))
-                row.paused = self.sweep.read_record(job.name).stopped_at is not None
+                row.is_pruned = self.sweep.read_record(job.name).stopped_at is not None
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self.job_table.row(job).state = self.sweep.state(job.name)
 
     def advance(self, jobs: Sequence[Job]) -> None:
-        self.pursue(lambda: [PlannedJob(job) for job in jobs])
+        self.run_jobs(lambda: [PlannedJob(job) for job in jobs])
 
-    def pursue(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
+    def run_jobs(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
         """One job at a time, as the launcher `basic`."""
-        while wanted := list(filter(self.is_short_of, plan())):
+        while wanted := list(filter(self.is_unfinished, plan())):
             job, stop_at = wanted[0]
             if len(self.ran) == self.dies_at:
                 raise Killed
@@ -100,17 +100,17 @@ class StandIn:
                 record.rungs[str(stop_at)] = loss(job.values)
                 self.sweep.write_record(job.name, record)
 
-    def is_short_of(self, planned_job: PlannedJob) -> bool:
+    def is_unfinished(self, planned_job: PlannedJob) -> bool:
         at_rung = (
             planned_job.stop_at is not None
             and str(planned_job.stop_at) in self.sweep.read_record(planned_job.job.name).rungs
         )
         return not (self.job_table.row(planned_job.job).state.ended or at_rung)
 
-    def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
+    def prune(self, jobs: Iterable[Job], rung: int) -> None:
         for row in map(self.job_table.row, jobs):
-            if not (row.state.ended or row.paused):
-                row.paused = True
+            if not (row.state.ended or row.is_pruned):
+                row.is_pruned = True
                 record = self.sweep.read_record(row.job.name)
                 record.stopped_at = rung
                 self.sweep.write_record(row.job.name, record)
@@ -118,9 +118,9 @@ class StandIn:
     def _write(self, job: Job, step: int, total: int) -> None:
         run = self.sweep.run(job.name)
         run.path.mkdir(exist_ok=True)
-        untrained = f'{{"step": 0, "eval/loss": {UNTRAINED}}}\n'
+        value_before_training = f'{{"step": 0, "eval/loss": {UNTRAINED}}}\n'
         run.metrics.write_text(
-            untrained + "".join(f'{{"step": {at}}}\n' for at in range(1, step + 1))
+            value_before_training + "".join(f'{{"step": {at}}}\n' for at in range(1, step + 1))
         )
         diverged = job.values["lr"] > self.diverges_above
         summary = {

@@ -67,8 +67,8 @@ def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:
         ),
         ([], ["search.sgd.lr=fast"], ("search.sgd.lr=fast", "number")),
         ([], ["search.adamw=1,2"], ("search.adamw=1,2", "search.OPTIMIZER.KEY=VALUES")),
-        ([], ["search.adamw.seed=1,2"], ("search.adamw.seed", "one for all")),
-        ([], ["search.adamw.optimizer=sgd"], ("search.adamw.optimizer", "one for all")),
+        ([], ["search.adamw.seed=1,2"], ("search.adamw.seed", "the same for all")),
+        ([], ["search.adamw.optimizer=sgd"], ("search.adamw.optimizer", "the same for all")),
     ],
 )
 def test_a_space_that_cannot_be_is_refused_by_name(
@@ -138,7 +138,8 @@ def test_one_more_optimizer_catches_up(tmp_path: Path) -> None:
     searched(tmp_path, [ADAMW, SGD], n_trials=4)
     more = [ADAMW, SGD, "search.lamb.lr=1e-3,1e-2"]
     with pytest.raises(
-        ConfigError, match=re.escape("1 for each of 3 optimizers, and adamw has had 2. n_trials=6")
+        ConfigError,
+        match=re.escape("1 for each of 3 optimizers, but adamw has 2 already. Expected 6"),
     ):
         searched(tmp_path, more, n_trials=3)
     searched(tmp_path, more, n_trials=6)
@@ -148,7 +149,7 @@ def test_one_more_optimizer_catches_up(tmp_path: Path) -> None:
         "sgd": 2,
     }
     with pytest.raises(
-        ConfigError, match=r"search.adamw, search.lamb, search.sgd, and now one space for all"
+        ConfigError, match=r"search.adamw, search.lamb, search.sgd, but now there is one space"
     ):
         searched(tmp_path, [], "lr=1e-3,1e-2", "optimizer=adamw,sgd")
 

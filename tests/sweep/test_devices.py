@@ -365,7 +365,7 @@ def test_a_device_that_the_worker_does_not_see_is_left_out(
     monkeypatch.setattr(launch, "refuse_unseen", refuse)
     assert sweep("lr=1e-3,2e-3", "training.max_steps=2", TWO) == 0
     assert {line["devices"] for line in spans()} == {"1"}
-    assert "device 0 is left out" in capsys.readouterr().out
+    assert "device 0 is not used any more" in capsys.readouterr().out
     monkeypatch.setattr(launch, "refuse_unseen", lambda visible: refuse(["0"]))
     assert sweep("lr=1e-3,2e-3", "training.max_steps=2", TWO, folder="none") == 1
     assert jobs("none") == [], "no job was begun"

@@ -16,7 +16,7 @@ import pytest
 
 from optrun.cli import sweep as sweep_command
 from optrun.sweeper import driver
-from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family, family
+from optrun.sweeper.stop import GRACE_SECONDS, Stop, kill_process_tree, process_tree
 from optrun.training.step import TrainStep
 from tests.sweep.forked import jobs, same, sweep
 
@@ -95,7 +95,7 @@ def test_ranks_end_with_who_started_them() -> None:
     with process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert len(family(process.pid)) == 2
-        end_family(process.pid)
+        assert len(process_tree(process.pid)) == 2
+        kill_process_tree(process.pid)
         assert process.stdout.read() == b"", "both ends of the pipe are closed"
     assert process.returncode == -signal.SIGKILL

@@ -124,7 +124,7 @@ def test_a_ladder_that_cannot_be_is_refused(
         (
             (),
             {"min_resource": 4, "pruner": Pruner.asha},
-            ("min_resource=4", "fewer steps than the 4"),
+            ("min_resource=4", "fewer than 4, the steps of a full trial"),
         ),
         (
             ("training.max_steps=null",),
@@ -152,8 +152,8 @@ def test_survivors_go_on_from_their_checkpoints(place: Path, undisturbed: Path) 
     finished = [Path("sweep", row["name"]) for row in rows if row["status"] == "finished"]
     assert len(finished) >= 2
     assert all(same(job, undisturbed / job.name) for job in finished)
-    paused = [job for job in jobs() if job not in finished]
-    assert all(steps(job) == [1, 2, 3, 4, 5] for job in paused)
+    is_pruned = [job for job in jobs() if job not in finished]
+    assert all(steps(job) == [1, 2, 3, 4, 5] for job in is_pruned)
     ForkServer.launches.clear()
     assert sweep(*words) == 0
     assert ForkServer.launches == []

@@ -220,7 +220,7 @@ def test_stopped_by_a_signal(
     assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
     assert steps(jobs()[0]) == [1, 2, 3]
     said = capsys.readouterr().out
-    assert said.index("stopping: the job at work saves and ends") < said.index("interrupted")
+    assert said.index("stopping: the running job saves and ends") < said.index("interrupted")
     assert "0 failed · 2 left (1 interrupted, 1 not started)" in said
     assert [row["status"] for row in result().values()] == ["interrupted", "new"]
     runs = load_runs([Path("sweep")])

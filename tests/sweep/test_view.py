@@ -41,7 +41,7 @@ def test_counts_and_best() -> None:
     assert shown.best_line() == "best eval/loss 2.5: seed=0"
     states["job0"].best = float("nan")
     assert shown.best_line() == "best eval/loss 2.25: seed=2"
-    shown.rows["job3"].paused = True
+    shown.rows["job3"].is_pruned = True
     assert shown.left == 0
 
 
@@ -62,7 +62,7 @@ def test_each_job_counts_once() -> None:
     """
     shown = job_table()
     shown.rows["job0"].running = shown.rows["job1"].running = True
-    shown.rows["job0"].paused = shown.rows["job2"].paused = True
+    shown.rows["job0"].is_pruned = shown.rows["job2"].is_pruned = True
     assert shown.left == 1
     assert shown.counts() == "1 of 4 finished · 0 running · 1 failed · 1 stopped at a rung · 1 left"
     shown.expected = 6

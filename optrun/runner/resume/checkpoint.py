@@ -144,7 +144,7 @@ def open_checkpoint_to_resume(
                 run_start.write_config()
             return opened.folder, opened.trunk, opened.started_from
 
-        folder, trunk, started_from = world.from_main(pick)
+        folder, trunk, started_from = world.call_on_main(pick)
         if folder is not None and not world.is_main:
             if trunk is not None:
                 stack.enter_context(reading(trunk.folder))

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from optrun.artifacts.manifest import foreign_files
-from optrun.artifacts.ranks import agree, answering, of_rank, on_first, rank_of, size_of
+from optrun.artifacts.ranks import (
+    call_on_first,
+    error_of_rank,
+    gather_results,
+    lost_rank_errors,
+    rank_of,
+    size_of,
+)
 from optrun.artifacts.sharded import StoredTensors, mesh_of
 from optrun.artifacts.tensor_file import describe, tensors_on_disk, write_tensors
 from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
@@ -124,30 +131,30 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 
 def test_one_process_needs_no_group() -> None:
     assert (rank_of(None), size_of(None)) == (0, 1)
-    assert agree(None, lambda: 3) == [3]
-    assert on_first(None, lambda: 3) == 3
+    assert gather_results(None, lambda: 3) == [3]
+    assert call_on_first(None, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        agree(None, lambda: 1 // 0)
+        gather_results(None, lambda: 1 // 0)
     assert mesh_of({"w": WHOLE}) is None
 
 
 def test_errors_of_a_rank_keep_their_class() -> None:
-    assert str(of_rank(2, NonFiniteError("step 3: w"))) == "rank 2: step 3: w"
-    assert type(of_rank(2, StorageError("full"))) is StorageError
-    told = of_rank(1, OSError(28, "No space left on device", "/a/b"))
+    assert str(error_of_rank(2, NonFiniteError("step 3: w"))) == "rank 2: step 3: w"
+    assert type(error_of_rank(2, StorageError("full"))) is StorageError
+    told = error_of_rank(1, OSError(28, "No space left on device", "/a/b"))
     assert isinstance(told, OSError)
     assert (told.errno, told.strerror, told.filename) == (
         28,
         "rank 1: No space left on device",
         "/a/b",
     )
-    assert "rank 0: KeyError" in str(of_rank(0, KeyError("x")))
+    assert "rank 0: KeyError" in str(error_of_rank(0, KeyError("x")))
 
 
 def test_a_lost_rank_is_told_as_that() -> None:
     with (
         pytest.raises(Exception, match="another rank no longer answers: gone") as told,
-        answering(),
+        lost_rank_errors(),
     ):
         raise RuntimeError("gone\nwith a stack")
     assert getattr(told.value, "exit_code", None) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from optrun.distributed import heartbeat
 from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus, Requests, beat, during
-from optrun.distributed.local_ranks import _end_of
+from optrun.distributed.local_ranks import _read_end
 from optrun.distributed.memory_file import MemoryFile, read_text
 from optrun.distributed.silence import find_hung, kill
 from optrun.distributed.watchdog import Watchdog, watched
@@ -166,10 +166,10 @@ def test_a_rank_that_never_began_is_not_killed() -> None:
 def test_a_rank_that_says_nothing_ended_where_it_was_last_heard() -> None:
     table = Heartbeats.create(2)
     table.write(1, line(Phase.saving, 5.0, rank=3))
-    end = _end_of(table, 1, -9)
+    end = _read_end(table, 1, -9)
     assert (end.rank, end.code, end.where) == (3, -9, "saving after step 3")
     table.write_end(1, '{"rank": 3, "code": 75, "message": "stopped – gestoppt"}')
-    assert _end_of(table, 1, -9).code == 75
+    assert _read_end(table, 1, -9).code == 75
     table.forget()
     assert (table.read_end(1), table[1].pid) == ("", 0)
 

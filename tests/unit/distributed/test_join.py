@@ -91,6 +91,11 @@ def test_started_by_itself(env: dict[str, str]) -> None:
         ({"WORLD_SIZE": "x", "RANK": "0"}, ["WORLD_SIZE=x", "whole number"]),
         ({"WORLD_SIZE": "2", "RANK": "2"}, ["RANK=2", "0 to 1"]),
         ({"WORLD_SIZE": "2", "RANK": "-1"}, ["RANK=-1"]),
+        ({**SRUN, "SLURM_NNODES": "1-2"}, ["SLURM_NNODES=1-2", "whole number"]),
+        (
+            {name: value for name, value in SRUN.items() if name != "SLURM_LOCALID"},
+            ["SLURM_LOCALID is missing", "SLURM_NNODES=2", "srun"],
+        ),
     ],
 )
 def test_half_an_environment_is_refused(env: dict[str, str], facts: list[str]) -> None:

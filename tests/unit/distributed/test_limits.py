@@ -14,7 +14,7 @@ from optrun.config.request import CommandLine
 from optrun.config.store import open_hydra
 from optrun.distributed.heartbeat import Phase, RankStatus
 from optrun.distributed.limits import allowed_silence, longest_silence
-from optrun.distributed.meeting import Meeting
+from optrun.distributed.rendezvous import Rendezvous
 from optrun.distributed.world import ALONE, World
 from optrun.launch.rank import _join_groups
 
@@ -34,7 +34,7 @@ def test_a_rank_is_named_before_a_group_gives_up(
     monkeypatch.setattr(World, "join", lambda _, timeout: groups.append(timeout) or ALONE)
     given = ["distributed=ddp", f"distributed.timeout_seconds={seconds}"]
     request = compose_request(open_hydra(None), CommandLine(overrides=given))
-    _join_groups(request.config.distributed, Meeting(HashStore(), 0, 2, 1.0))
+    _join_groups(request.config.distributed, Rendezvous(HashStore(), 0, 2, 1.0))
     assert len(groups) == 2
     for phase, done in itertools.product(Phase, (0, 1, 2)):
         allowed = allowed_silence(at(phase, done), seconds)

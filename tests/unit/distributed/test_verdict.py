@@ -88,10 +88,8 @@ def test_a_second_signal_beside_an_early_stop() -> None:
 
 
 def test_rank_0_is_named_too_where_it_hangs() -> None:
-    error = error_of(
-        [RankEnd(0, 1, "no sign of life for 5 s", where="training after step 3"), LOST]
-    )
-    for fact in ("rank 0", "no sign of life for 5 s", "training after step 3"):
+    error = error_of([RankEnd(0, 1, "no heartbeat for 5 s", where="training after step 3"), LOST])
+    for fact in ("rank 0", "no heartbeat for 5 s", "training after step 3"):
         assert fact in str(error)
 
 

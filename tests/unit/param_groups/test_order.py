@@ -166,7 +166,7 @@ def test_names_and_registration_give_way_to_use() -> None:
     for undecided in ("both", "mixer", "unused_head"):
         assert layer[f"{undecided}.weight"] == by_names[f"{undecided}.weight"]
     count = sum(1 for _ in model.parameters())
-    assert f"used {count - 1} of {count} tensors" in notes[0]
+    assert f"used {count - 1} of {count} parameters" in notes[0]
 
 
 def test_looking_changes_nothing() -> None:

@@ -54,9 +54,9 @@ def test_the_norm_and_what_multiplies_its_output(
         (
             "gemma",
             {"head_dim": 16},
-            r"model.norm is not its parameters",
+            r"model.norm is not linear in its parameters",
         ),  # 1 is added to its weight
-        ("olmo", {}, r"model.norm is not its parameters"),  # it has none
+        ("olmo", {}, r"model.norm is not linear in its parameters"),  # it has none
     ],
 )
 def test_a_norm_that_is_not_linear_in_its_parameters(
@@ -71,7 +71,7 @@ def test_no_norm_of_its_own() -> None:
     model = on_meta(
         "opt", TEXT, {**projected, "word_embed_proj_dim": 16, "do_layer_norm_before": False}
     )
-    with pytest.raises(NoCarrierError, match="no norm of its own"):
+    with pytest.raises(NoCarrierError, match="no norm that is used only before the head"):
         carrier_of_logits(model)
-    with pytest.raises(NoCarrierError, match="no model of transformers"):
+    with pytest.raises(NoCarrierError, match="no transformers model"):
         carrier_of_logits(torch.nn.Linear(2, 2))

@@ -17,8 +17,8 @@ from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, Confi
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus
 from optrun.distributed.join import Launched
-from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
+from optrun.distributed.rendezvous import Rendezvous
 from optrun.distributed.verdict import LostRankError, RankEnd
 from optrun.launch.rank import Rank, _await_end_of_main, _report_end
 
@@ -33,8 +33,8 @@ def test_ranks_of_different_code_or_configuration_are_refused_by_name(
     own = {"torch": "2.13", "lr": 1e-3, "seed": 0}
     said = together(
         3,
-        lambda meeting: refuse_different(
-            meeting, own if meeting.rank != 1 else {**own, key: theirs}
+        lambda rendezvous: refuse_different(
+            rendezvous, own if rendezvous.rank != 1 else {**own, key: theirs}
         ),
     )
     assert len(set(map(str, said))) == 1
@@ -47,18 +47,18 @@ def test_ranks_of_different_code_or_configuration_are_refused_by_name(
         facts[1].split("=")[1],
     ):
         assert fact in str(said[0])
-    assert together(3, lambda meeting: refuse_different(meeting, own)) == [None] * 3
+    assert together(3, lambda rendezvous: refuse_different(rendezvous, own)) == [None] * 3
 
 
 def together(
-    size: int, act: Callable[[Meeting], object], store: HashStore | None = None
+    size: int, act: Callable[[Rendezvous], object], store: HashStore | None = None
 ) -> list[object]:
     """What each of several ranks returns, or raises, in threads of this process."""
     store = store or HashStore()
 
     def one(rank: int) -> object:
         try:
-            return act(Meeting(store, rank, size, 20.0))
+            return act(Rendezvous(store, rank, size, 20.0))
         except OptrunError as error:
             return error
 
@@ -71,7 +71,7 @@ def test_ranks_that_start_again_meet_in_a_store_that_knows_those_before() -> Non
     store = HashStore()
     starts = []
     for _ in range(3):
-        names = together(4, lambda meeting: meeting._meet_all("here:1"), store)
+        names = together(4, lambda rendezvous: rendezvous._wait_for_all_ranks("here:1"), store)
         assert len(set(names)) == 1
         starts += names[:1]
     assert len(set(starts)) == 3
@@ -100,9 +100,9 @@ class Counted(HashStore):
 
 
 def test_requests_to_the_store_grow_with_the_ranks_and_not_faster() -> None:
-    def act(meeting: Meeting) -> None:
-        meeting._meet_all("here:1")
-        refuse_different(meeting, {"lr": 1e-3})
+    def act(rendezvous: Rendezvous) -> None:
+        rendezvous._wait_for_all_ranks("here:1")
+        refuse_different(rendezvous, {"lr": 1e-3})
 
     each = {}
     for size in (8, 128):
@@ -121,31 +121,35 @@ class Gone(HashStore):
 
 def test_a_rank_whose_rank_0_gave_up_first_says_so() -> None:
     with pytest.raises(ConfigError) as refused:
-        Meeting(Gone(), 1, 3, 5.0)._meet_all("here:1")
+        Rendezvous(Gone(), 1, 3, 5.0)._wait_for_all_ranks("here:1")
     for fact in ("rank 1 of 3", "rank 0 has left here:1", "5 s (distributed.timeout_seconds)"):
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("ask", ["settle", "receive", "receive_on_machine", "collect"])
+@pytest.mark.parametrize("ask", ["all_reduce", "receive", "receive_on_machine", "collect"])
 def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
-    given = {"settle": ("agree", 1, len), "receive": ("payload", 0), "collect": ("end", [0], 0.0)}
+    given = {
+        "all_reduce": ("agree", 1, len),
+        "receive": ("payload", 0),
+        "collect": ("end", [0], 0.0),
+    }
     with pytest.raises(LostRankError) as lost:
-        getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*given.get(ask, ()))
+        getattr(Rendezvous(Gone(), 1, 3, 5.0), ask)(*given.get(ask, ()))
     assert "rank 0" in str(lost.value)
 
 
 def test_rank_0_does_not_leave_before_all_have_read() -> None:
     store, order = HashStore(), []
-    first, second = (Meeting(store, rank, 2, 5.0) for rank in range(2))
+    first, second = (Rendezvous(store, rank, 2, 5.0) for rank in range(2))
 
     def read() -> None:
         second.send("agree", "mine")
-        order.append(second.receive("agree/settled", 0))
+        order.append(second.receive("agree/result", 0))
         second.send("agree/read", None)
 
     thread = threading.Thread(target=read)
     thread.start()
-    order.append(first.settle("agree", "ours", lambda every: every))
+    order.append(first.all_reduce("agree", "ours", lambda every: every))
     thread.join()
     assert order == [["ours", "mine"]] * 2
 
@@ -156,7 +160,7 @@ def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone() -> None:
     heartbeats.write(0, RankStatus(2**22 + 1, 0, Phase.training, 3, 0.0))
     heartbeats.write(1, RankStatus(os.getpid(), 1, Phase.closing, 3, 0.0))
     rank = Rank(Launched("torchrun", 1, 2, 1, 2, ""), RankSignals(), heartbeats=heartbeats)
-    assert _await_end_of_main(rank, Meeting(HashStore(), 1, 2, 3600.0)) == {}
+    assert _await_end_of_main(rank, Rendezvous(HashStore(), 1, 2, 3600.0)) == {}
 
 
 def rank_of(number: int, *, is_watched: bool = False) -> Rank:
@@ -168,7 +172,7 @@ def rank_of(number: int, *, is_watched: bool = False) -> Rank:
 def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone() -> None:
     """As with the launcher of another machine; an hour would be awaited."""
     end = RankEnd(1, EXIT_STOPPED_EARLY, "stopped")
-    assert _report_end(rank_of(1), Meeting(Gone(), 1, 2, 3600.0), end) == [end]
+    assert _report_end(rank_of(1), Rendezvous(Gone(), 1, 2, 3600.0), end) == [end]
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
@@ -179,14 +183,14 @@ def test_a_good_end_that_rank_0_does_not_confirm_is_none(is_watched: bool) -> No
     """
     rank, done = rank_of(1, is_watched=is_watched), RankEnd(1, EXIT_DONE)
     assert rank.heartbeats is not None
-    (end,) = _report_end(rank, Meeting(Gone(), 1, 2, 3600.0), done)
+    (end,) = _report_end(rank, Rendezvous(Gone(), 1, 2, 3600.0), done)
     assert (end.code, end.lost_rank) == (EXIT_FAILED, True)
     if is_watched:
         assert RankEnd(**json.loads(rank.heartbeats.read_end(0))) == end
     store = HashStore()
-    Meeting(store, 0, 2, 3600.0).send("end", asdict(RankEnd(0, EXIT_DONE)))
-    assert _report_end(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
-    assert _report_end(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], (
+    Rendezvous(store, 0, 2, 3600.0).send("end", asdict(RankEnd(0, EXIT_DONE)))
+    assert _report_end(rank, Rendezvous(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
+    assert _report_end(rank, Rendezvous(HashStore(), 1, 2, 0.1), done) == [done], (
         "it may take long to publish the model"
     )
 
@@ -197,7 +201,7 @@ def test_rank_0_leaves_after_the_others_have_heard_how_it_ended() -> None:
     done = [RankEnd(number, EXIT_DONE) for number in range(2)]
 
     def part(number: int) -> None:
-        _report_end(rank_of(number), Meeting(store, number, 2, 60.0), done[number])
+        _report_end(rank_of(number), Rendezvous(store, number, 2, 60.0), done[number])
         order.append(number)
 
     first = threading.Thread(target=part, args=(0,))

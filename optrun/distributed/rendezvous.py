@@ -25,15 +25,15 @@ _POLL_SECONDS = 0.02
 """Shortest time between two checks of the store. Signals are handled between them, which
 `Store.wait` would delay."""
 _READ_SECONDS = 10.0
-"""Time for other ranks to read a judgement before the rank that holds the store leaves."""
+"""Time for other ranks to read a result before the rank that holds the store leaves."""
 
 
-class UnmetError(ConfigError):
-    """Not all ranks joined the meeting."""
+class RendezvousError(ConfigError):
+    """Not all ranks came to the rendezvous."""
 
 
 @dataclass(eq=False)
-class Meeting:
+class Rendezvous:
     """Sends messages between ranks, as JSON values by key and rank."""
 
     store: Store
@@ -49,24 +49,23 @@ class Meeting:
     def join(cls, timeout: float, facts: Mapping[str, object]) -> Self:
         """Join the other ranks at MASTER_ADDR and MASTER_PORT, and compare facts with them.
 
-        Rank 0 opens the store, unless torchrun's agent has one.
+        Rank 0 opens the store, unless torchrun's agent has one. torchrun keeps its store over
+        restarts: a prefix of the keys keeps the values of earlier starts apart.
 
         Args:
             timeout: Seconds to wait for other ranks.
             facts: Values by dotted name that must be equal on all ranks.
 
-        Returns:
-            A meeting whose keys carry the name of this start, so that a store that an agent keeps
-            over restarts does not show the values of an earlier start.
-
         Raises:
-            UnmetError: Not all ranks come, or the port is taken.
+            RendezvousError: Not all ranks come, or the port is taken.
             ConfigError: Facts differ.
         """
         import torch.distributed as dist
 
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        rank = int(os.environ["RANK"])
+        size = int(os.environ["WORLD_SIZE"])
+        host = os.environ["MASTER_ADDR"]
+        port = int(os.environ["MASTER_PORT"])
         held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:
             store = dist.TCPStore(
@@ -78,97 +77,104 @@ class Meeting:
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             if "EADDRINUSE" in str(error) or "in use" in str(error):
-                raise UnmetError(
-                    f"MASTER_PORT={port}: in use on {host} by another program. Expected a free"
+                raise RendezvousError(
+                    f"MASTER_PORT={port}: another program on {host} uses this port. Expected a free"
                     " port, the same for all ranks."
                 ) from error
-            raise UnmetError(
-                f"rank {rank} of {size} found nobody at {host}:{port} (MASTER_ADDR, MASTER_PORT)"
-                f" within {timeout:g} s (distributed.timeout_seconds). Is rank 0 started, and can"
-                " this machine reach it?"
+            raise RendezvousError(
+                f"rank {rank} of {size} reached no rank 0 at {host}:{port} (MASTER_ADDR,"
+                f" MASTER_PORT) within {timeout:g} s (distributed.timeout_seconds). Is rank 0"
+                " started, and can this machine reach it?"
             ) from error
-        meeting = cls(dist.PrefixStore("optrun", store), rank, size, timeout)
-        start = meeting._meet_all(f"{host}:{port}")
-        meeting.store = dist.PrefixStore(start, meeting.store)
-        refuse_different(meeting, facts)
-        return meeting
+        rendezvous = cls(dist.PrefixStore("optrun", store), rank, size, timeout)
+        start_id = rendezvous._wait_for_all_ranks(f"{host}:{port}")
+        rendezvous.store = dist.PrefixStore(start_id, rendezvous.store)
+        refuse_different(rendezvous, facts)
+        return rendezvous
 
-    def _meet_all(self, where: str) -> str:
-        """Wait for every rank.
+    def _wait_for_all_ranks(self, where: str) -> str:
+        """Wait for every rank, and return an id of this start that all ranks share.
 
-        A launcher's store may hold messages of an earlier start of the ranks. So each rank brings a
-        random word, and goes on when rank 0 has read it.
+        The store of a launcher may still hold messages of an earlier start, so the presence of a
+        key proves nothing. Three steps make sure that all ranks are here now:
 
-        Returns:
-            The name of this start, the same on every rank and at no other start.
+        1. Each rank sends a random nonce under `hello`.
+        2. Rank 0 publishes all nonces under `welcome`.
+        3. A rank that reads its own nonce there confirms it under `came`.
+
+        The nonce of rank 0 is the id of this start.
 
         Raises:
-            UnmetError: A rank does not come.
+            RendezvousError: A rank does not come.
         """
-        word = os.urandom(8).hex()
+        nonce = os.urandom(8).hex()
         try:
-            self.send("hello", word)
+            self.send("hello", nonce)
             with _store_errors():
-                start = self._gather_words() if self.rank == 0 else self._await_welcome(word)
+                start_id = self._welcome_ranks() if self.rank == 0 else self._confirm_welcome(nonce)
         except LostRankError as error:
-            raise UnmetError(
+            raise RendezvousError(
                 f"rank {self.rank} of {self.size}: rank 0 has left {where} before all ranks had"
-                f" come; it says why, and waits for {self.timeout:g} s"
-                " (distributed.timeout_seconds). Start optrun for each of them, or say how many"
-                " there are."
+                f" come; its output says why. It waits {self.timeout:g} s"
+                " (distributed.timeout_seconds). Start optrun once for each rank, or correct the"
+                " number of ranks."
             ) from error
-        if start is None:
+        if start_id is None:
             missing = self._wait_for_missing("hello", range(self.size), 0.0)
             who = name_ranks(missing) if missing else "one that was started before, and is gone"
-            raise UnmetError(
+            raise RendezvousError(
                 f"{self.size - max(1, len(missing))} of {self.size} ranks came to {where} within"
                 f" {self.timeout:g} s (distributed.timeout_seconds); missing: {who}. Start optrun"
-                " for each of them, or say how many there are."
+                " once for each rank, or correct the number of ranks."
             )
-        return start
+        return start_id
 
-    def _gather_words(self) -> str | None:
-        """Gather the words of all ranks and publish them until all ranks have seen theirs.
+    def _welcome_ranks(self) -> str | None:
+        """Publish the nonces of all ranks until every rank has confirmed its own; rank 0 only.
 
-        On rank 0 only. Words of an earlier start are replaced as soon as a rank sends its new one.
+        A nonce of an earlier start is replaced as soon as its rank sends the new one.
 
         Returns:
-            The word of rank 0, the name of this start; None: the time is up.
+            The nonce of rank 0, which is the id of this start; None: the time is up.
         """
-        hello = self._keys("hello")
-        words: list[str] = []
+        hello_keys = self._keys("hello")
+        published: list[str] = []
         for _ in self._poll():
-            if not self.store.check(hello):
+            if not self.store.check(hello_keys):
                 continue
-            current_words = [str(json.loads(word)) for word in self.store.multi_get(hello)]
-            if current_words != words:
-                words = current_words
-                self.store.set("welcome", json.dumps(words))
-            if self.store.check([f"{words[0]}/{key}" for key in self._keys("came")[1:]]):
-                return words[0]
+            nonces = [str(json.loads(text)) for text in self.store.multi_get(hello_keys)]
+            if nonces != published:
+                published = nonces
+                self.store.set("welcome", json.dumps(nonces))
+            start_id = nonces[0]
+            if self.store.check([f"{start_id}/{key}" for key in self._keys("came")[1:]]):
+                return start_id
         return None
 
-    def _await_welcome(self, word: str) -> str | None:
-        """Wait until rank 0 publishes this rank's word, and confirm it.
+    def _confirm_welcome(self, nonce: str) -> str | None:
+        """Wait until rank 0 publishes this rank's nonce, and confirm that it was read.
 
         Returns:
-            The word of rank 0, the name of this start; None: the time is up.
+            The nonce of rank 0, which is the id of this start; None: the time is up.
         """
         for _ in self._poll():
-            if self.store.check(["welcome"]):
-                words = json.loads(self.store.get("welcome"))
-                if words[self.rank] == word:
-                    self.store.set(f"{words[0]}/came/{self.rank}", "")
-                    return str(words[0])
+            if not self.store.check(["welcome"]):
+                continue
+            nonces = json.loads(self.store.get("welcome"))
+            if nonces[self.rank] == nonce:
+                start_id = str(nonces[0])
+                self.store.set(f"{start_id}/came/{self.rank}", "")
+                return start_id
         return None
 
     def _keys(self, key: str) -> list[str]:
         return [f"{key}/{rank}" for rank in range(self.size)]
 
     def _poll(self, timeout: float | None = None) -> Iterator[None]:
-        """Yield until the time is up, with a heartbeat each time and growing pauses (20 to 200 ms).
+        """Yield until the time is up, with a heartbeat and a growing pause (20 to 200 ms) between.
 
-        timeout: Seconds; None: those of the meeting.
+        Args:
+            timeout: Seconds; None: `self.timeout`.
         """
         start = time.monotonic()
         waited = 0.0
@@ -179,10 +185,10 @@ class Meeting:
             waited = time.monotonic() - start
 
     def send(self, key: str, value: object, rank: int | None = None) -> None:
-        """Store a value that all ranks can read.
+        """Store a value for all ranks to read.
 
         Args:
-            key: Used once by each rank.
+            key: Each rank may use it once.
             value: Any JSON value.
             rank: The sender; None: this rank.
 
@@ -197,7 +203,7 @@ class Meeting:
             return json.loads(self.store.get(f"{key}/{rank}"))
 
     def send_to_machine(self, text: str) -> None:
-        """Send a text to the ranks of this machine, once."""
+        """Send a text to the other ranks of this machine; may be called once."""
         with _store_errors():
             self.store.set(f"machine/{socket.gethostname()}", text)
 
@@ -205,18 +211,19 @@ class Meeting:
         """Wait for the text of `send_to_machine` on this machine.
 
         Raises:
-            OptrunError: None is sent within the timeout of the meeting.
+            OptrunError: No rank of this machine sends one in time.
         """
         key = f"machine/{socket.gethostname()}"
         with _store_errors():
             if any(self.store.check([key]) for _ in self._poll()):
                 return self.store.get(key).decode()
         raise OptrunError(
-            f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?"
+            f"rank {self.rank}: no rank with LOCAL_RANK=0 answers on {socket.gethostname()}. Each"
+            " machine needs one; check how the launcher sets LOCAL_RANK."
         )
 
     def _wait_for_missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
-        """Wait for the values of ranks under a key; return the ranks that sent none in time."""
+        """Wait for the values of ranks under a key; return the ranks without a value in the end."""
         keys = [f"{key}/{rank}" for rank in ranks]
         with _store_errors():
             if not keys or any(self.store.check(keys) for _ in self._poll(timeout)):
@@ -229,45 +236,49 @@ class Meeting:
         Args:
             key: The key of the value.
             rank: The sender.
-            timeout: Seconds; None: those of the meeting.
+            timeout: Seconds; None: `self.timeout`.
 
         Raises:
-            OptrunError: The rank sent none in time.
+            OptrunError: The rank sends nothing in time.
         """
         timeout = self.timeout if timeout is None else timeout
         if self._wait_for_missing(key, [rank], timeout):
-            raise OptrunError(f"rank {rank} is silent: {key} was awaited for {timeout:g} s.")
+            raise OptrunError(f"rank {rank} did not send {key!r} within {timeout:g} s.")
         return self._read(key, rank)
 
-    def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
-        """Call `judge` on rank 0 with the values of all ranks, and return its result on every rank.
+    def all_reduce(self, key: str, value: object, combine: Callable[[list[Any]], Any]) -> Any:
+        """Combine the values of all ranks on rank 0, and return the result on every rank.
+
+        Every rank must call this.
 
         Args:
-            key: Names this call; used once by all ranks.
+            key: Names this call; may be used once.
             value: The value of this rank, any JSON value.
-            judge: Called with the values by rank; returns any JSON value.
+            combine: Called on rank 0 with the values by rank; returns any JSON value.
 
         Raises:
             OptrunError: A rank sends nothing in time.
         """
         self.send(key, value)
-        if self.rank:
-            judgement = self.receive(f"{key}/settled", 0, self.timeout + _READ_SECONDS)
+        if self.rank != 0:
+            result = self.receive(f"{key}/result", 0, self.timeout + _READ_SECONDS)
             self.send(f"{key}/read", None)
-            return judgement
+            return result
         missing = self._wait_for_missing(key, range(self.size), self.timeout)
         if missing:
-            raise OptrunError(f"{name_ranks(missing)}: silent for {self.timeout:g} s ({key}).")
+            raise OptrunError(
+                f"{name_ranks(missing)} did not send {key!r} within {self.timeout:g} s."
+            )
         with _store_errors():
             values = [json.loads(text) for text in self.store.multi_get(self._keys(key))]
-        judgement = judge(values)
-        self.send(f"{key}/settled", judgement)
-        # This rank may hold the store, and leave with it: so it waits until all have read.
+        result = combine(values)
+        self.send(f"{key}/result", result)
+        # If this rank leaves, its store is gone, so it waits until all ranks have read.
         self._wait_for_missing(f"{key}/read", range(1, self.size), _READ_SECONDS)
-        return judgement
+        return result
 
     def collect(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
-        """Return the values of those ranks, by rank, that send one in time.
+        """Collect values of ranks, by rank; ranks without a value in time are left out.
 
         Args:
             key: The key of the values.
@@ -283,7 +294,7 @@ class Meeting:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Translate errors of torch's store inside the context.
+    """Turn errors of torch's store inside the context into LostRankError.
 
     Raises:
         LostRankError: The store is gone, with the rank or launcher that held it.
@@ -292,12 +303,12 @@ def _store_errors() -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:  # torch's errors of the store
         raise LostRankError(
-            f"rank 0, or whoever held the store of the ranks, has left: {error}"
+            f"rank 0, or the launcher that held the store of the ranks, has left: {error}"
         ) from error
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Name at least one rank for a message; of more than eight the number of the others.
+    """List the numbers of one or more ranks for a message; count those after the eighth.
 
     Example:
         >>> name_ranks([1]), name_ranks([0, 2, 3]), name_ranks(range(20))
