@@ -164,16 +164,10 @@ class MetricsLog:
 
         `step`, `epoch` and `time` are left out.
         """
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}  # an ordered set
         for record in self.records:
-            for name, value in record.items():
-                if (
-                    name not in found
-                    and name not in ("step", "epoch", "time")
-                    and _is_number(value)
-                ):
-                    found[name] = None
-        return list(found)
+            names |= dict.fromkeys(name for name, value in record.items() if _is_number(value))
+        return [name for name in names if name not in ("step", "epoch", "time")]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return steps and values of one name, by rising step.

@@ -80,13 +80,10 @@ class World:
         if self.size == 1:
             return [list(values)]
         import torch
-        import torch.distributed as dist
 
         row = torch.tensor(values, dtype=torch.float64)
-        rows = [torch.empty_like(row) for _ in range(self.size)]
-        with _waiting():
-            dist.all_gather(rows, row, group=self.control)
-        return [row.tolist() for row in rows]
+        rows: list[list[float]] = self.gather_tensors(row).tolist()
+        return rows
 
     def gather_tensors(self, tensor: torch.Tensor) -> torch.Tensor:
         """Stack the tensors of all ranks on every rank: (...) becomes (ranks, ...).

@@ -1,4 +1,4 @@
-"""Names of the files of a sweep directory, and the state of its jobs."""
+"""The files of a sweep directory, and the states of its jobs in them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ class Record:
     """Attempts and rungs of a job, kept beside its run directory."""
 
     attempts: int = 0
-    """How often it was begun or taken up."""
+    """How often a worker began or continued it."""
     open: str | None = None
-    """The sweep process whose worker is at it; None: it was left in order."""
+    """Token of the sweep process whose worker runs it; None: no worker runs it, or died in it."""
     rungs: dict[str, float | None] = field(default_factory=dict)
-    """Step to the best value until then, NaN where it was no number; None: it was not evaluated
-    until then."""
+    """Step of a rung that it has reached -> its best value until then, see `SweepDir.best_until`.
+    """
     stopped_at: int | None = None
-    """The rung at which it was found too weak to go on."""
+    """The rung at which its trial was pruned."""
     devices: list[str] = field(default_factory=list)
-    """The CUDA devices it was last given, as `CUDA_VISIBLE_DEVICES` names them; empty: it was not
-    pinned."""
+    """CUDA devices of its last attempt, as `CUDA_VISIBLE_DEVICES` names them; empty: not pinned."""
 
 
 @dataclass
@@ -107,7 +106,11 @@ class SweepDir:
         (self.hidden / "jobs").mkdir(parents=True, exist_ok=True)
 
     def _refuse_foreign(self) -> None:
-        """Refuse to overwrite files that no sweep wrote."""
+        """Refuse existing files named as those of a sweep, unless a sweep wrote them.
+
+        Raises:
+            ConfigError: The message names the file.
+        """
         for path in (self.result, self.study):
             if os.path.lexists(path) and not self._is_result():
                 raise ConfigError(
@@ -178,8 +181,9 @@ class SweepDir:
     def state(self, name: str) -> JobState:
         """Read the state of a job from its summary.
 
-        Without a summary it is `new`; with one that cannot be read, an unknown status, or a
-        failure by a full disk it is `interrupted`, and the same command goes on with it.
+        Without a summary it is `new`. It is `interrupted`, so that the same command continues it,
+        if the summary cannot be read, has an unknown status, or says that a full disk was the
+        failure.
         """
         try:
             summary = read_summary(self.run(name).summary)
@@ -192,7 +196,7 @@ class SweepDir:
         status = str(summary.get("status"))
         is_cut_by_disk = status == "failed" and summary.get("disk_refused") is True
         if is_cut_by_disk or status not in ("running", "finished", "failed"):
-            status = "interrupted"  # the same line continues it
+            status = "interrupted"
         return JobState(
             status=status,
             step=int(summary.get("global_step") or 0),
@@ -224,15 +228,16 @@ class SweepDir:
         return max((int(record["step"]) for record in self.metrics(name).records), default=0)
 
     def best_until(self, name: str, step: int) -> float | None:
-        """Find the best value of a job's metric up to a step; ignore later ones.
+        """Find the best value of a job's metric after step 0 and up to a step.
 
         Returns:
-            NaN if no value was finite; None if it was not evaluated until then.
+            NaN if all values are NaN; None if the metric was not evaluated until then.
         """
         state = self.state(name)
         best: float | None = None
-        series = self.metrics(name).series(state.metric) if state.metric is not None else ((), ())
-        for at, value in zip(*series, strict=True):
-            if 0 < at <= step and (best is None or state.better(value, best)):
+        steps, values = self.metrics(name).series(state.metric or "")
+        for evaluated_step, value in zip(steps, values, strict=True):
+            is_in_range = 0 < evaluated_step <= step
+            if is_in_range and (best is None or state.better(value, best)):
                 best = value
         return best

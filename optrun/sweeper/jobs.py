@@ -1,4 +1,4 @@
-"""From a command line to jobs: every combination, each with an identity of its own."""
+"""Build the jobs of a sweep from its command line: one for each combination of values."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class Job:
     """One run of a sweep."""
 
     name: str
-    """Its folder, a pure function of the resolved configuration."""
+    """Name of its folder, which depends only on the resolved configuration."""
     digest: str
+    """See `config_digest`."""
     overrides: tuple[str, ...]
-    """What makes it, as `key=value`."""
     values: PlainMapping
-    """Resolved and plain."""
+    """The resolved configuration, as plain values."""
     label: str
-    """What tells it from the others, for people."""
+    """The overrides in which it differs from the other jobs, for people."""
     left_out: tuple[str, ...] = ()
-    """Labels of points that are this run, too, although they say something else."""
+    """Labels of other points of the sweep with the same result, which are not run."""
 
 
 def param_overrides(
     params: Mapping[str, object], key: str = "hydra.sweeper.params", prefix: str = ""
 ) -> list[str]:
-    """Write a mapping of the sweeper's options as overrides; keys may be nested or dotted.
+    """Write a mapping of values as overrides; keys may be nested or dotted, None becomes `null`.
 
     Args:
         params: Keys and values.
         key: Configuration key of the mapping, for messages.
-        prefix: What each override begins with.
+        prefix: Added to the front of each override.
 
     Raises:
         ConfigError: A value is a list.
@@ -60,8 +60,8 @@ def param_overrides(
     for name, value in params.items():
         if isinstance(value, list | tuple):
             raise ConfigError(
-                f"{key}.{name}={value}: expected a text as on the command line, such as"
-                " '1e-3,2e-3', or '[0.9,0.99]' for a value that is a list."
+                f"{key}.{name}={value}: expected a text as on the command line: '1e-3,2e-3' for"
+                " several values, '[0.9,0.99]' for one value that is a list."
             )
         if isinstance(value, Mapping) and value:
             overrides += param_overrides(value, f"{key}.{name}", f"{prefix}{name}.")
@@ -71,17 +71,15 @@ def param_overrides(
 
 
 def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:
-    """Merge overrides of a file and of the command line.
-
-    The command line wins by key.
+    """Return lower overrides without the keys of upper ones, then the upper overrides.
 
     Example:
         >>> merged(["lr=1,2", "seed=0,1"], ["lr=3"])
         ['seed=0,1', 'lr=3']
     """
-    above = list(upper)
-    keys_above = {key_of(token) for token in above}
-    return [token for token in lower if key_of(token) not in keys_above] + above
+    upper = list(upper)
+    upper_keys = {key_of(token) for token in upper}
+    return [token for token in lower if key_of(token) not in upper_keys] + upper
 
 
 def parse(hydra: Hydra, tokens: Sequence[str]) -> list[Override]:
@@ -106,66 +104,69 @@ def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
             axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
             raise ConfigError(
-                f"{token}: an interval has no single values to combine. Add hydra/sweeper=optuna to"
-                " search."
+                f"{token}: a grid needs single values, and an interval has none. List values, or"
+                " add hydra/sweeper=optuna to search the interval."
             )
     return [list(point) for point in itertools.product(*axes)]
 
 
 @dataclass(eq=False)
 class Composer:
-    """Resolves configurations of many jobs; composes the shared part only once."""
+    """Resolves overrides to configurations; composes what many jobs share only once."""
 
     hydra: Hydra
     config_name: str
     """The primary configuration."""
     complete: Callable[[Sequence[str]], Sequence[str]] = tuple
-    """Adds to the overrides of a job those that follow from them: the configuration of its trunk.
-    """
+    """Adds the overrides that follow from those of a job, such as the configuration of a trunk."""
     require: Callable[[PlainMapping], object] = bool
-    """Refuses values of a job that do not fit that."""
+    """Refuses the values of a job if they do not fit to the trunk."""
     _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(
         default_factory=dict, init=False
     )
-    """What overrides compose to, and all its keys."""
+    """Composed overrides -> the configuration, and all of its keys."""
 
     def __call__(self, tokens: Sequence[str]) -> dict[str, object]:
         """Compose and resolve the values of one job.
 
+        Hydra composes choices of groups, mappings, additions and deletions, once for all jobs that
+        share them. Other values are assigned to a copy, which is faster.
+
         Raises:
             ConfigError: This combination lacks a key or choice, or a value has another type.
         """
-        changes = []
-        settled = []
-        every = self.complete(tokens)
-        for token, override in zip(every, parse(self.hydra, every), strict=True):
-            # A mapping is left to Hydra, which merges it into what is there.
-            replaces_group = override.key_or_group in store.GROUPS or isinstance(
-                override.value(), dict
-            )
-            simple = override.type == OverrideType.CHANGE and not replaces_group
-            if simple:
-                changes.append(override)
+        composed = []
+        assigned = []
+        all_tokens = self.complete(tokens)
+        for token, override in zip(all_tokens, parse(self.hydra, all_tokens), strict=True):
+            is_choice = override.key_or_group in store.GROUPS
+            is_mapping = isinstance(override.value(), dict)
+            if override.type == OverrideType.CHANGE and not is_choice and not is_mapping:
+                assigned.append(override)
             else:
-                settled.append(token)
+                composed.append(token)
         try:
-            cfg = self._with(tuple(settled), changes)
+            cfg = self._compose(tuple(composed), assigned)
             store.refuse_dangling(cfg)
-            unset_derived_size(cfg, every)
+            unset_derived_size(cfg, all_tokens)
             values = saved.plain(cfg)
             self.require(values)
             return values
         except ConfigError as error:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
 
-    def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
-        """Compose `settled` overrides once, and assign `changes` to a copy."""
-        if settled not in self._bases:
-            base = store.without_hydra(store.compose(self.hydra, self.config_name, list(settled)))
-            self._bases[settled] = base, keys.all_keys(base)
-        base, known_keys = self._bases[settled]
+    def _compose(self, composed: tuple[str, ...], assigned: list[Override]) -> DictConfig:
+        """Compose overrides, or take the result from an earlier call; assign others to a copy.
+
+        Raises:
+            ConfigError: A key or choice is unknown, or a value has another type.
+        """
+        if composed not in self._bases:
+            base = store.without_hydra(store.compose(self.hydra, self.config_name, list(composed)))
+            self._bases[composed] = base, keys.all_keys(base)
+        base, known_keys = self._bases[composed]
         cfg = copy.deepcopy(base)
-        for override in changes:
+        for override in assigned:
             if override.key_or_group not in known_keys:
                 raise keys.unknown_key(cfg, override.key_or_group)
             assign(cfg, override.key_or_group, override.value())
@@ -173,9 +174,11 @@ class Composer:
 
 
 def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
-    """Build the jobs of many points.
+    """Build the jobs of points: one for each different result-deciding configuration.
 
-    Points with the same resolved configuration become one job, with the first one's overrides.
+    Points with the same digest (see `config_digest`) become one job, with the overrides of the
+    first of them. The overrides in which another one differs from it are its `left_out`, unless the
+    two configurations are equal. The label of a job leaves out overrides that all jobs share.
 
     Args:
         compose: Resolves overrides to a configuration.
@@ -185,19 +188,19 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         ConfigError: As `Composer`.
     """
     points_by_digest: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
-    left_out: dict[str, dict[str, None]] = {}
+    left_out: dict[str, dict[str, None]] = {}  # digest -> an ordered set of labels
     for point in points:
         values = compose(point)
-        overrides_of_point = tuple(compose.complete(point))
+        point_overrides = tuple(compose.complete(point))
         digest = config_digest(values)
-        first, first_values = points_by_digest.setdefault(digest, (overrides_of_point, values))
-        difference = label_of([token for token in overrides_of_point if token not in first])
+        first_point = points_by_digest.setdefault(digest, (point_overrides, values))
+        first_overrides, first_values = first_point
+        difference = label_of([token for token in point_overrides if token not in first_overrides])
         if difference and values != first_values:
             left_out.setdefault(digest, {})[difference] = None
-    if points_by_digest:
-        common = set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
-    else:
-        common = set()
+    if not points_by_digest:
+        return []
+    common = set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
     jobs = []
     for digest, (overrides, values) in points_by_digest.items():
         name = job_name(values, digest)
@@ -209,12 +212,12 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
 
 
 def label_of(overrides: Sequence[str]) -> str:
-    """Write overrides as a short label for lists."""
+    """Join overrides to the label of a job in lists, without leading `+`."""
     return " ".join(token.lstrip("+") for token in overrides)
 
 
 def job_name(values: Mapping[str, object], digest: str) -> str:
-    """Name the folder of a job: readable, and independent of order and size of the sweep.
+    """Name the folder of a job by optimizer, lr, seed and digest of its configuration.
 
     Example:
         >>> job_name({"optimizer": {"name": "lamb"}, "lr": 0.002, "seed": 1}, "0123456789abcdef")
