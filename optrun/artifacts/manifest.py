@@ -122,23 +122,6 @@ def understanding(path: Path) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def refusing_other_formats() -> Iterator[None]:
-    """Suppress every CheckpointError except one about another format.
-
-    A newer optrun could still use such a checkpoint.
-
-    Raises:
-        OtherFormatError: Another format than this version reads.
-    """
-    try:
-        yield
-    except OtherFormatError:
-        raise
-    except (CheckpointError, OSError):
-        return
-
-
 def refuse_larger(text: bytes, name: str) -> None:
     """Refuse a text to write that is too large to be read back.
 
@@ -238,13 +221,19 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse a checkpoint of another format, before anything renames it.
+    """Refuse a checkpoint of another format, which another version of optrun could still use.
+
+    Call it before a checkpoint is renamed as damaged. Any other fault of the manifest is ignored.
 
     Raises:
         OtherFormatError: Another format than this version reads.
     """
-    with refusing_other_formats():
+    try:
         read_manifest(folder)
+    except OtherFormatError:
+        raise
+    except (CheckpointError, OSError):
+        return
 
 
 def refuse_foreign(folder: Path, run_id: str | None) -> None:

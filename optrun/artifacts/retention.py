@@ -112,12 +112,8 @@ class Retention:
 
     def complete(self, steps: Iterable[int], count: int) -> list[int]:
         """List the first `count` of these steps that have a complete checkpoint."""
-        complete_steps = (step for step in steps if self._is_there(self.run.checkpoint(step)))
+        complete_steps = (step for step in steps if self._is_complete(self.run.checkpoint(step)))
         return list(islice(complete_steps, count))
-
-    def _is_there(self, folder: Path) -> bool:
-        """Tell whether a folder is a complete checkpoint, and no link."""
-        return folder.is_dir() and not folder.is_symlink() and self._is_complete(folder)
 
     def __call__(self, keep: Collection[int]) -> list[Path]:
         """Delete all checkpoints except the newest and those to keep.
@@ -131,7 +127,7 @@ class Retention:
         expired = []
         newest = 0
         for folder in checkpoint_folders(self.run):
-            if folder.is_symlink() or not self._is_complete(folder):
+            if not self._is_complete(folder):
                 continue
             if newest < self.keep_last:
                 newest += 1
@@ -146,7 +142,12 @@ class Retention:
         return deleted
 
     def _is_complete(self, folder: Path) -> bool:
-        """Tell whether a checkpoint is complete; verify it only if its files changed."""
+        """Tell whether a folder, and no link, is a complete checkpoint.
+
+        Its bytes are verified only if its files changed since the last call.
+        """
+        if folder.is_symlink() or not folder.is_dir():
+            return False
         signature = _signature(folder)
         if self._signatures.get(folder.name) == signature:
             return True

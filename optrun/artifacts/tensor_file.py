@@ -55,7 +55,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes, row by row.
+    """Return the bytes of this rank's part of a tensor, in row-major order.
 
     A contiguous CPU tensor is not copied.
     """
@@ -135,11 +135,9 @@ def write_tensors(
 def tensors_on_disk(
     tensors: Iterable[tuple[str, torch.Tensor]], folder: Path
 ) -> dict[str, torch.Tensor]:
-    """Write tensors into an unnamed file, and map them back into memory.
+    """Write tensors into an unnamed file, and return them as memory-mapped tensors.
 
-    The file vanishes when the last of the tensors is freed.
-
-    They use disk space and page cache, which the system frees if memory is short.
+    They take disk space in place of memory; the file vanishes when the last of them is freed.
 
     Args:
         tensors: Name and tensor, on any device; each is released before the next is requested.
@@ -185,12 +183,9 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = Tr
         tensor = local_part(parameter)
         if not tensor.is_floating_point() or tensor.numel() == 0:
             continue
-        values = tensor if tensor.element_size() > 1 else tensor.float()
-        low, high = (float(value) for value in torch.aminmax(values))
-        if (
-            math.isnan(low)
-            or math.isnan(high)
-            or (infinite and (math.isinf(low) or math.isinf(high)))
-        ):
+        values = tensor if tensor.element_size() > 1 else tensor.float()  # float8 has no aminmax
+        bounds = [float(bound) for bound in torch.aminmax(values)]  # NaN if any value is
+        has_infinity = any(map(math.isinf, bounds))
+        if any(map(math.isnan, bounds)) or (infinite and has_infinity):
             return name
     return None
