@@ -83,18 +83,21 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def _refuse_blanks(tokens: list[str], at: int) -> None:
-    """Raise ConfigError for `lr = 1e-3`, `lr =1e-3` or `lr= 1e-3`.
+    """Refuse blanks around `=` in two or three tokens from index `at` on.
 
-    An empty value before another override, as in `run_name= lr=1e-3`, is none of these.
+    They are `lr = 1e-3`, `lr =1e-3` and `lr= 1e-3`. An empty value before another override, as in
+    `run_name= lr=1e-3`, is correct, and so is a single token with blanks inside.
+
+    Raises:
+        ConfigError: With the override without blanks.
     """
-    lines = (" ".join(tokens[at : at + count]) for count in (3, 2))
-    match = next(
-        filter(None, (re.match(r"([\w./+~@]+) ?= ?([^\s=]+)$", line) for line in lines)), None
-    )
-    if match is not None and match[0] != tokens[at]:
-        raise ConfigError(
-            f"{match[0]!r}: remove the blanks around '='. Did you mean {match[1]}={match[2]}?"
-        )
+    for count in (3, 2):
+        typed = " ".join(tokens[at : at + count])
+        match = re.match(r"([\w./+~@]+)( = | =|= )([^\s=]+)$", typed)
+        if match is not None and typed != tokens[at]:
+            raise ConfigError(
+                f"{typed!r}: remove the blanks around '='. Did you mean {match[1]}={match[3]}?"
+            )
 
 
 def _refuse_bare(token: str, after: str) -> None:

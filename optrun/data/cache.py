@@ -73,7 +73,7 @@ def digest_if_known(*pieces: str | bytes | None) -> str | None:
 def digest_of(pieces: Iterable[str | bytes]) -> str:
     """Compute the digest of many pieces, one in memory at a time.
 
-    The size of each piece is hashed before it, so that other borders have another digest.
+    The size of each piece is hashed before it, so that `("a", "bc")` and `("ab", "c")` differ.
     """
     total = hashlib.sha256()
     for piece in pieces:
@@ -167,7 +167,7 @@ def _locked(folder: Path) -> Iterator[None]:
             os.ftruncate(lock, 0)
             os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
             stack.callback(path.unlink, missing_ok=True)
-        stack.enter_context(_beat_while_files_grow(folder))
+        stack.enter_context(_send_heartbeats_while_files_grow(folder))
         yield
 
 
@@ -198,7 +198,7 @@ def _take_lock(lock: int, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _beat_while_files_grow(folder: Path) -> Iterator[None]:
+def _send_heartbeats_while_files_grow(folder: Path) -> Iterator[None]:
     """Send a heartbeat each second in which the size of a new entry changes.
 
     A thread looks at the sizes of its files, since some libraries write for minutes without calling

@@ -291,18 +291,19 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
             there, or a column of turns is named beside others.
     """
     _refuse_beside_turns(source)
-    was_trained_on_pairs = (
-        layout_key is ChatLayout.prompt_completion
-        or getattr(source.columns, "target_column", None) is not None
-    )
-    for key in ("messages_column", "text_column"):
-        name = named_column(source.columns, key, split)
-        if name is None:
-            continue
-        layout = ChatLayout.messages
-        if key == "text_column" and was_trained_on_pairs and name not in _USUAL_TURNS:
-            layout = ChatLayout.prompt_completion
-        return _with_optional_columns(split, layout, (name,))
+    turns = named_column(source.columns, "messages_column", split)
+    if turns is not None:
+        return _with_optional_columns(split, ChatLayout.messages, (turns,))
+    text = named_column(source.columns, "text_column", split)
+    if text is not None:
+        was_trained_on_pairs = (
+            layout_key is ChatLayout.prompt_completion
+            or getattr(source.columns, "target_column", None) is not None
+        )
+        named_layout = ChatLayout.messages
+        if was_trained_on_pairs and text not in _USUAL_TURNS:
+            named_layout = ChatLayout.prompt_completion
+        return _with_optional_columns(split, named_layout, (text,))
     fitting = [
         layout
         for layout, names in _REQUIRED_COLUMNS.items()

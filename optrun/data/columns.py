@@ -30,6 +30,8 @@ ALL_KEYS = (
 )
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
+USUAL_IN_HEADERS = (*USUAL_TEXTS, *USUAL_LABELS, "id")
+"""Names of columns by which the first line of a file is surely a header."""
 _TEXT_TYPES = ("string", "large_string")
 
 
@@ -98,7 +100,7 @@ def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str |
     column = same_column(name, split.rows.column_names)
     if column is None:
         raise missing_column(f"data.{key}", name, split)
-    return split.reading(column)
+    return split.mark_read(column)
 
 
 def unread_columns(source: Source, task: str) -> list[str]:
@@ -165,7 +167,7 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
         )
     columns = usual_columns(usual, split.rows.column_names)
     if len(columns) == 1:
-        return split.reading(columns[0])
+        return split.mark_read(columns[0])
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
         f"{columns_in_words(split.rows)}{missing_names(split)}"
@@ -200,11 +202,11 @@ def missing_names(split: Split) -> str:
 def _is_header_a_row(split: Split) -> bool:
     """Tell whether the names of the columns look like a row of a file without a header.
 
-    They do if one of several kinds of names is a fraction, or if a column has its own name as a
-    text among its first 1,000 rows. Usual names, such as `text`, are always a header.
+    They do if a name is a fraction and another is no number, or if a column of texts has its own
+    name among its first 1,000 cells. Usual names, such as `text`, are always a header.
     """
     columns = split.rows.column_names
-    if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), columns):
+    if usual_columns(USUAL_IN_HEADERS, columns):
         return False
     has_fraction = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
     if has_fraction and not all(map(is_number, columns)):
@@ -240,7 +242,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         source.notes.append(
             f"{split.key} has no column {name!r}, so its only text column {candidates[0]!r} is read"
         )
-        return split.reading(candidates[0])
+        return split.mark_read(candidates[0])
     column = named_column(source.columns, "text_column", split)
     if column is None:
         column = _usual_text(split, taken, candidates)
@@ -249,7 +251,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
             f"data.text_column={column}: {split.key} has its labels or targets there, not its"
             " texts."
         )
-    return split.reading(column)
+    return split.mark_read(column)
 
 
 def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[str]) -> str:
@@ -318,7 +320,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         if len(candidates) != 1:
             candidates = usual_columns(USUAL_WORDS, candidates)
         if len(candidates) == 1:
-            return split.reading(candidates[0])
+            return split.mark_read(candidates[0])
         for column in usual_columns(USUAL_WORDS, split.rows.column_names):
             refuse_mixed(split, column)
         message = (
@@ -357,7 +359,7 @@ def image_column(source: Source, split: Split) -> str:
         if type(feature).__name__ == "Image"
     ]
     if len(columns) == 1:
-        return split.reading(columns[0])
+        return split.mark_read(columns[0])
     paths: list[str] = []
     if getattr(split.rows, "num_rows", 0):  # which a stream does not have
         paths = [column for column, cell in split.rows[0].items() if is_image_path(cell)]
@@ -365,7 +367,7 @@ def image_column(source: Source, split: Split) -> str:
         source.notes.append(
             f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
         )
-        return split.reading(paths[0])
+        return split.mark_read(paths[0])
     number = "several columns" if columns else "no column"
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {number} of images."

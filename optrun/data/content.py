@@ -84,7 +84,7 @@ def chunks_of(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def as_utf8(path: Path, encoding: str, folder: Path) -> Path:
+def write_as_utf8(path: Path, encoding: str, folder: Path) -> Path:
     """Write a text, unpacked and as UTF-8, to a new file in a folder, and return the file."""
     new = folder / f"{digest(str(path))[:8]}-{Path(name_inside(path)).name}"
     new.parent.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 from optrun.base.errors import ConfigError
 from optrun.base.reading import read_json
 from optrun.data.cache import cached, versions
-from optrun.data.columns import USUAL_LABELS, usual_columns
+from optrun.data.columns import USUAL_IN_HEADERS, usual_columns
 from optrun.data.content import chunks_of, open_bytes
 from optrun.data.dialect import find_dialect
 from optrun.data.reading import Reading
-from optrun.data.row_advice import USUAL_TEXTS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -237,7 +236,8 @@ class _Table:
     def _repeats_header(self, number: int, cells: list[str]) -> bool:
         """Tell whether a row repeats the header, as in joined files.
 
-        It does if the names are equal but for case, blanks and a byte order mark.
+        It does if the names are equal but for case, blanks and a byte order mark. A file with one
+        column is never searched for repeated headers.
 
         Raises:
             ConfigError: They are equal, but no name is a usual one, so that the first line may be a
@@ -247,9 +247,9 @@ class _Table:
             return False
         if [*map(_plain_name, cells)] != [*map(_plain_name, self.names)]:
             return False
-        if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), self.names):
+        if usual_columns(USUAL_IN_HEADERS, self.names):
             return True
-        names = ", ".join(f"NAME{at}" for at in range(1, 1 + len(cells)))
+        names = ", ".join(f"NAME{position}" for position in range(1, len(cells) + 1))
         raise ConfigError(
             f"{self._where}: row {number:,} repeats the first line, which has the names of the"
             f" columns: {', '.join(map(repr, cells))}. Remove the repeated line, or, if the file"

@@ -55,15 +55,19 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
         name: read_split(key, files, options, notes, documents=documents)
         for name, (key, files) in eval_files.items()
     }
-    training_paths = {path.resolve() for path in train_files}
     for key, files in eval_files.values():
-        both = [str(path) for path in files if path.resolve() in training_paths]
-        if both:
-            notes.append(
-                f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows"
-            )
+        notes += _files_in_both(train_files, key, files)
     notes += _splits_among(train_files)
     return Source(train, sets, config, notes=notes)
+
+
+def _files_in_both(train_files: list[Path], key: str, eval_files: list[Path]) -> list[str]:
+    """Return a note if files of an evaluation set are training files as well."""
+    training_paths = {path.resolve() for path in train_files}
+    both = [str(path) for path in eval_files if path.resolve() in training_paths]
+    if not both:
+        return []
+    return [f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows"]
 
 
 def _splits_among(files: list[Path]) -> list[str]:

@@ -202,7 +202,7 @@ def read_classes(reading: Reading) -> Dataset:
             {"image": [str(path.resolve()) for path in files], "label": labels}, features=features
         )
     samples: dict[str, str] = {}
-    texts = [_text(reading, path, samples) for path in files]
+    texts = [_read_text(reading, path, samples) for path in files]
     reading.notes += [
         f"{reading.key}: some files are not UTF-8, and are read as {name}: {sample}"
         for name, sample in samples.items()
@@ -210,7 +210,7 @@ def read_classes(reading: Reading) -> Dataset:
     return Dataset.from_dict({"text": texts, "label": labels})
 
 
-def _text(reading: Reading, path: Path, samples: dict[str, str]) -> str:
+def _read_text(reading: Reading, path: Path, samples: dict[str, str]) -> str:
     """Read a text of at most 16 MiB.
 
     Args:

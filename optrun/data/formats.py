@@ -122,11 +122,11 @@ def _read_texts(reading: Reading) -> Dataset:
     for path in reading.files if reading.documents else ():
         size = path.stat().st_size
         if size > limit:
-            parts = shell.quote(f"{path.stem}-")
+            prefix = shell.quote(f"{path.stem}-")
             raise ConfigError(
                 f"{reading.key}={path}: a text of {size:,} bytes is one row here, and this machine"
                 f" can hold up to {limit:,} bytes as one row. Cut it at line ends: split -C"
-                f" {limit // 2} --additional-suffix={path.suffix} {shell.quote(str(path))} {parts}"
+                f" {limit // 2} --additional-suffix={path.suffix} {shell.quote(str(path))} {prefix}"
             )
     return _read_by_library("text", reading)
 

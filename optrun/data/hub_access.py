@@ -19,11 +19,15 @@ def may_be_name(path: str) -> bool:
         [True, True, False, False, False]
     """
     expanded = Path(path).expanduser()
-    return not expanded.is_absolute() and not path.startswith(".") and len(expanded.parts) <= 2
+    if expanded.is_absolute() or path.startswith("."):
+        return False
+    return len(expanded.parts) <= 2
 
 
 def why_cache_only(name: str) -> str | None:
-    """Explain why a name can only be read from the cache; None: it is a local path, or hub answers.
+    """Explain why a name can only be read from the cache of the hub's client.
+
+    None: it can only be a local path, or the hub answers.
 
     Args:
         name: A hub name, or a local path.

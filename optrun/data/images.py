@@ -78,8 +78,8 @@ def decoded(content: bytes) -> Image:
         raise ConfigError(f"this image cannot be decoded: {error}") from error
     if has_shape_in_alpha(turned):
         raise ConfigError(
-            "this image has one colour, and its shape lies in the alpha channel, which image"
-            " processors drop. Write it on a background."
+            "this image has one colour, and its shape is in the alpha channel, which image"
+            " processors drop. Save it on a background of another colour."
         )
     return turned
 
@@ -172,13 +172,13 @@ class Images:
             raise ConfigError(f"{where}: {error}") from error
 
     def fingerprint(self, labels: np.ndarray) -> str:
-        """Digest the bytes and the label of every image, after a check that each is an image.
+        """Digest the bytes and labels of all images, and check that Pillow can read each header.
 
         Args:
             labels: Shape (images,), int64.
 
         Raises:
-            ConfigError: The first row that is no image.
+            ConfigError: A row is no image, or too large; the message names the first one.
         """
         return digest(
             digest_of(self._read_checked(index) for index in range(len(self))), labels.tobytes()
@@ -191,7 +191,7 @@ class Images:
         try:
             library.open(io.BytesIO(image.content)).close()
         except library.DecompressionBombError as error:
-            raise ConfigError(f"{image.where}: {error} Take a smaller one.") from error
+            raise ConfigError(f"{image.where}: {error} Give a smaller image.") from error
         except (OSError, ValueError, SyntaxError) as error:
-            raise ConfigError(f"{image.where}: this is no image that Pillow knows.") from error
+            raise ConfigError(f"{image.where}: Pillow cannot read this image.") from error
         return image.content

@@ -166,7 +166,8 @@ def share_of(count: int, rank: int, ranks: int) -> list[int]:
         >>> share_of(6, rank=0, ranks=4), share_of(6, rank=3, ranks=4)
         ([0, 4], [3, 7])
     """
-    return list(range(rank, -(-count // ranks) * ranks, ranks))
+    share_size = -(-count // ranks)  # rounded up
+    return list(range(rank, share_size * ranks, ranks))
 
 
 SOURCE = "source_number"
@@ -257,6 +258,10 @@ class BatchLoader:
     pin_memory: bool = False
 
     def _loader(self, batches: Iterable[list[Key]], stream: str) -> DataLoader[Example]:
+        """Make a DataLoader that yields a collated batch for each list of keys.
+
+        stream: The purpose of the random generators of transforms.
+        """
         return DataLoader(
             _Keyed(self.examples, self.transform, self.seed, stream),
             batch_sampler=batches,
@@ -264,8 +269,8 @@ class BatchLoader:
             collate_fn=partial(_collate_unless_refused, self.collate),
             pin_memory=self.pin_memory,
             worker_init_fn=_set_up_worker,
-            # By inheritance, for a stream's rows are made by closures; Python 3.14 no longer forks
-            # unasked.
+            # Forked workers inherit the closures of streams, which cannot be pickled. Python 3.14
+            # no longer forks by default.
             multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
             # Without its own generator the loader would draw from the model's.
             generator=torch.Generator().manual_seed(self.seed),

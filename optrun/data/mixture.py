@@ -159,18 +159,18 @@ class MixedExamples:
     def fingerprint(self) -> str:
         """Digest all sources with their names, and how they are mixed."""
         pieces: list[str] = []
-        for name, part in self.sources.items():
-            pieces += [name, part.fingerprint()]
+        for name, examples in self.sources.items():
+            pieces += [name, examples.fingerprint()]
         return digest("mixture", self._how, *pieces)
 
     def source_digests(self) -> dict[str, str]:
         """Map each source to a digest of its examples; for a stream, each file to its digest."""
         digests: dict[str, str] = {}
-        for name, part in self.sources.items():
-            if hasattr(part, "source_digests"):
-                digests.update(part.source_digests())
+        for name, examples in self.sources.items():
+            if hasattr(examples, "source_digests"):
+                digests.update(examples.source_digests())
             else:
-                digests[name] = part.fingerprint()[:32]
+                digests[name] = examples.fingerprint()[:32]
         return digests
 
 

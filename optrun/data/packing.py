@@ -43,12 +43,12 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     spaces: list[int] = []  # its keys that have blocks, ascending
     blocks = 0
     for rank, length in enumerate(_whole_numbers(lengths[by_length])):
-        at = bisect_left(spaces, length)
-        if at < len(spaces):  # the fullest block with enough space
-            space = spaces[at]
+        smallest = bisect_left(spaces, length)  # index of the smallest space that is enough
+        if smallest < len(spaces):
+            space = spaces[smallest]
             block = blocks_by_space[space].pop()
             if not blocks_by_space[space]:
-                del spaces[at]
+                del spaces[smallest]
         else:
             space = room
             block = blocks

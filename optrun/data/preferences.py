@@ -165,7 +165,7 @@ def preference_texts(source: Source) -> Iterator[str]:
     """Yield every text of the training rows, for a vocabulary.
 
     Raises:
-        ConfigError: A missing column.
+        ConfigError: `chosen` or `rejected` is missing.
     """
     for cells in cells_of(source.train, pair_columns(source, source.train).names):
         for value in cells.values():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.data.cache import cached, digest, versions
-from optrun.data.content import as_utf8, compression_of
+from optrun.data.content import compression_of, write_as_utf8
 from optrun.data.encoding import UTF8
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Reading:
             (
                 path
                 if encoding == UTF8 and compression_of(path) in _UNPACKED_BY_READERS
-                else as_utf8(path, encoding, folder)
+                else write_as_utf8(path, encoding, folder)
             )
             for path, encoding in zip(self.files, self.encodings, strict=True)
         ]

@@ -57,7 +57,7 @@ class Split:
         rows = self.rows.select(indices)
         return Split(rows, self.key, positions, content, self.folder, self.columns_read)
 
-    def reading(self, name: str) -> str:
+    def mark_read(self, name: str) -> str:
         """Mark a column as read, and return its name."""
         self.columns_read.add(name)
         return name

@@ -40,9 +40,8 @@ def stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, folders, names in os.walk(root):
-        folders[:] = (
-            set(folders) - _LEFT_OUT
-        )  # not entered: site-packages may hold a hundred times as many files
+        # os.walk does not enter the others: site-packages may hold a hundred times as many files.
+        folders[:] = set(folders) - _LEFT_OUT
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise ConfigError(
@@ -55,18 +54,18 @@ def stdlib_files() -> list[Path]:
 def stdlib_source(
     config: DataConfig,
     rows: Callable[[list[Path]], Dataset | TextRows],
-    what: str = "",
-    most: int | None = None,
+    noun: str = "",
+    max_files: int | None = None,
     columns: ColumnsConfig | None = None,
 ) -> Source:
-    """Read training and evaluation rows from different files, the same ones for every seed.
+    """Read training and evaluation rows from different files, the same files for every seed.
 
     Args:
-        config: The data choice.
+        config: The data choice; `eval_fraction` of its files are for evaluation, at least one.
         rows: Makes the rows of some files.
-        what: What they are, for people, such as `lines of `.
-        most: Files that are read; all of them would take seconds at the begin of every run. None:
-            all.
+        noun: Noun of the rows for the note, such as `lines of `.
+        max_files: Number of files to read, since all would take seconds at the start of every run;
+            None: all.
         columns: Names of the columns.
 
     Raises:
@@ -75,13 +74,13 @@ def stdlib_source(
     files = stdlib_files()
     # Shuffled files: the first blocks of the packed stream are not all from modules that begin with
     # "a".
-    picked = [files[index] for index in generator(0, "split").permutation(len(files))[:most]]
+    picked = [files[index] for index in generator(0, "split").permutation(len(files))[:max_files]]
     held_files = 0
     if config.eval_fraction:
         held_files = max(1, round(config.eval_fraction * len(picked)))
     note = (
-        f"{what}{len(picked) - held_files} files of the standard library to train on,"
-        f" {'of ' if what else ''}{held_files} others"
+        f"{noun}{len(picked) - held_files} files of the standard library to train on,"
+        f" {'of ' if noun else ''}{held_files} others"
     )
     key = f"data={config.name}"
     train = Split(rows(picked[held_files:]), key)
@@ -95,8 +94,8 @@ def stdlib_table(
     config: DataConfig,
     read: Callable[[Path], Iterable[Mapping[str, object]]],
     features: Features,
-    what: str,
-    most: int,
+    noun: str,
+    max_files: int,
     columns: ColumnsConfig | None = None,
     key: Callable[[Mapping[str, object]], object] = str,
 ) -> Source:
@@ -108,8 +107,8 @@ def stdlib_table(
         config: The data choice.
         read: Yields the rows of a file.
         features: Types of the columns.
-        what: Noun of the rows for people, such as `lines of `.
-        most: Number of files to read, not of rows.
+        noun: Noun of the rows for people, such as `lines of `.
+        max_files: Number of files to read, not of rows.
         columns: Names of the columns.
         key: Identifies equal rows. Only the last of equal rows stays: a row that stands a hundred
             times would be learnt by heart.
@@ -127,7 +126,7 @@ def stdlib_table(
             cells[name] = [row[name] for row in rows_by_key.values()]
         return Dataset.from_dict(cells, features)
 
-    return stdlib_source(config, rows, what, most, columns)
+    return stdlib_source(config, rows, noun, max_files, columns)
 
 
 def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: ARG001
@@ -138,7 +137,7 @@ def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: AR
 
 
 def source_text(path: Path) -> str:
-    """Read a file of the library."""
+    """Read a source file; bytes that are not UTF-8 are replaced."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 

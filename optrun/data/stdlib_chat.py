@@ -48,26 +48,31 @@ def _load(
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
-    """Yield the last answer of each chat beside the answer of another chat of the file.
+    """Yield the last answer of each chat as chosen, one about another function as rejected.
 
-    The other one answers the same question about another function: it is wrong and sounds alike.
+    The rejected answer is that of the next chat of the file whose last question has the same first
+    two words: it sounds alike and is wrong. A chat without such another one is skipped.
     """
     chats = list(chats_of(path))
-    kinds = [chat[-2]["content"].split()[:2] for chat in chats]
     for number, chat in enumerate(chats):
-        answer = chat[-1]
-        other_chats = [*range(number + 1, len(chats)), *range(number)]
-        answers_alike = (chats[other][-1] for other in other_chats if kinds[other] == kinds[number])
-        wrong = next((other for other in answers_alike if other != answer), None)
-        if wrong is not None:
-            yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [wrong]}
+        question, answer = chat[-2:]
+        for other in (*chats[number + 1 :], *chats[:number]):
+            is_same_question = _first_words(other[-2]) == _first_words(question)
+            if is_same_question and other[-1] != answer:
+                yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [other[-1]]}
+                break
+
+
+def _first_words(turn: Mapping[str, str]) -> list[str]:
+    """Return the first two words of a turn, which say the kind of a question."""
+    return turn["content"].split()[:2]
 
 
 def chats_of(path: Path) -> Iterator[Turns]:
-    """Yield a chat about each function with parameters of a file.
+    """Yield a chat about each function of a file that has parameters and a short signature.
 
-    What is asked depends on the place of the function in its file, and what it does only where a
-    docstring says it.
+    The questions ask what the function does if it has a short docstring, else for its parameters;
+    the position of the function in the file decides which ones, and whether there is a system turn.
     """
     for number, (node, summary) in enumerate(functions_of(path)):
         names = [name for name in _parameters(node) if name not in _NOT_PARAMETERS]

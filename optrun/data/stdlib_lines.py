@@ -99,22 +99,21 @@ def logical_lines(path: Path) -> Iterator[Line]:
 def kinds(line: Line) -> list[str]:
     """Name the kind of each token of a line.
 
-    Numbers, strings, comments, operators and keywords are recognised by themselves. A name behind
-    `def` or `class` is a definition, one before `(` a call, one behind `.` an attribute, so that a
-    model has to look around it.
+    The kind of a name depends on its neighbours, so that a model has to look at them: behind `def`
+    or `class` it is a definition, before `(` a call, behind `.` an attribute.
     """
     before = ["", *(token.string for token in line)]
     after = [*(token.string for token in line[1:]), ""]
     kinds_of_tokens = []
-    for token, before_token, right in zip(line, before, after, strict=False):
+    for token, left, right in zip(line, before, after, strict=False):
         if token.type != tokenize.NAME:
             kinds_of_tokens.append(_PLAIN.get(token.type, "other"))
         elif keyword.iskeyword(token.string):
             kinds_of_tokens.append("keyword")
-        elif before_token in ("def", "class"):
+        elif left in ("def", "class"):
             kinds_of_tokens.append("definition")
         elif right == "(":
             kinds_of_tokens.append("call")
         else:
-            kinds_of_tokens.append("attribute" if before_token == "." else "name")
+            kinds_of_tokens.append("attribute" if left == "." else "name")
     return kinds_of_tokens

@@ -326,12 +326,12 @@ class WindowOrder:
         begin, end, _ = positions.indices(len(self))
         examples = [np.zeros(0, dtype=np.int64)]
         for number, first, last in spans(self._ends, begin, end):
-            together = self._last.read(number, partial(self._inside, number))
-            examples.append(together[first:last])
+            group = self._last.read(number, partial(self._shuffle_group, number))
+            examples.append(group[first:last])
         return np.concatenate(examples)
 
-    def _inside(self, number: int) -> np.ndarray:
-        """Return the examples of windows 4 `number` to 4 `number` + 3 of the order, shuffled."""
+    def _shuffle_group(self, number: int) -> np.ndarray:
+        """Return the examples of the group of four windows with this number, shuffled."""
         windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
         examples = np.concatenate(
             [np.arange(*self._borders[window : window + 2]) for window in windows]

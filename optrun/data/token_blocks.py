@@ -77,7 +77,7 @@ class TokenBlocks:
         return np.broadcast_to(np.int64(self.length), (self._count,))
 
     def fingerprint(self) -> str:
-        """Digest every token and how they are cut, independent of the paths of the files."""
+        """Digest the tokens of all files and the borders of blocks, but not the paths of files."""
         return digest(
             "token blocks",
             *(file.content for file in self.files),
@@ -85,14 +85,14 @@ class TokenBlocks:
         )
 
     def expect_ids_below(self, size: int, key: str) -> None:
-        """Refuse ids beyond a vocabulary, and negative ones.
+        """Refuse ids that are negative, or not below the size of a vocabulary.
 
         Args:
             size: Entries of the vocabulary.
             key: Key of the configuration that names the files, for the message.
 
         Raises:
-            ConfigError: With the first file that has one.
+            ConfigError: A file has such an id; the message names the first file.
         """
         for file in self.files:
             wrong = file.largest if file.largest >= size else file.least

@@ -319,7 +319,7 @@ def test_an_image_that_cannot_be_decoded(here: Path, capsys: pytest.CaptureFixtu
     said, (train, *_) = started(capsys, "mine")
     assert "image (image), label (label)" in said
     assert optrun(*train, "checkpoint=none") == 2
-    assert "cat/99.png): this is no image that Pillow knows" in capsys.readouterr().err
+    assert "cat/99.png): Pillow cannot read this image" in capsys.readouterr().err
 
 
 def test_overrides_that_a_comparison_decides_itself() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from optrun.base.errors import StorageError
 from optrun.data.cache import (
-    _beat_while_files_grow,
+    _send_heartbeats_while_files_grow,
     cached,
     digest,
     digest_files,
@@ -210,7 +210,7 @@ def test_who_makes_an_entry_gives_signs_of_life(
     inside.mkdir(parents=True)
     with (
         receive_heartbeats(lambda: signs.append(None), print),
-        _beat_while_files_grow(tmp_path / "key"),
+        _send_heartbeats_while_files_grow(tmp_path / "key"),
     ):
         time.sleep(0.1)
         assert len(signs) <= 1  # of the folder itself
