@@ -67,7 +67,7 @@ def _call_reader(config: DataConfig, *, documents: bool) -> Source:
 
 
 def _check_eval_sets(config: DataConfig, source: Source) -> None:
-    """Check the names and the rows of the evaluation sets that a reader returned.
+    """Check the names and rows of a reader's evaluation sets.
 
     A single set may be unnamed. Sets may be empty if `data.eval_fraction=0`.
 

@@ -63,7 +63,7 @@ def digest(*pieces: str | bytes) -> str:
 
 
 def digest_if_known(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces; None if one of them is None, which means an unknown input."""
+    """Compute the digest of pieces; None: one of them is None, so the input is unknown."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) < len(pieces):
         return None
@@ -172,7 +172,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _take_lock(lock: int, folder: Path) -> None:
-    """Wait for a file lock and take it; after five seconds tell the user once who holds it.
+    """Wait for a file lock and take it; after five seconds name its holder to the user once.
 
     Args:
         lock: Descriptor of the lock file, which holds the name of the process that has the lock.
@@ -199,7 +199,7 @@ def _take_lock(lock: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _send_heartbeats_while_files_grow(folder: Path) -> Iterator[None]:
-    """Send a heartbeat each second in which the size of a new entry changes.
+    """Send heartbeats inside this context while the size of a new entry grows.
 
     A thread looks at the sizes of its files, since some libraries write for minutes without calling
     back.
@@ -335,7 +335,7 @@ def digest_file(path: Path) -> str:
 
 
 def write_atomically(path: Path, text: str, work_folder: Path | None = None) -> None:
-    """Write a small file completely or not at all: to a temporary file, which is then renamed.
+    """Write a small file completely or not at all, by renaming a temporary file.
 
     Args:
         path: The file.
@@ -355,7 +355,7 @@ def write_atomically(path: Path, text: str, work_folder: Path | None = None) -> 
 
 
 def pop_discard_messages() -> list[str]:
-    """Return and forget one sentence for each cache entry that was discarded."""
+    """Return and forget one sentence for each discarded cache entry."""
     messages = _discarded.copy()
     _discarded.clear()
     return messages
@@ -435,7 +435,7 @@ def _discard(folder: Path, damage: str) -> None:
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete files and folders of entries that processes were making when they were killed.
+    """Delete unfinished entries of killed processes.
 
     Only those older than a day, whose lock no process holds.
     """

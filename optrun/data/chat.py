@@ -76,7 +76,7 @@ class Chat:
     """Whether the loss counts the last turn alone."""
 
     def turns_before_answer(self) -> list[Message]:
-        """Return the prompt if the row says what it is, else all turns but a last answer."""
+        """Return the prompt if the row has one, else all turns but a last answer."""
         if self.prompt_turns is not None:
             return self.turns[: self.prompt_turns]
         if self.turns[-1]["role"] == ASSISTANT:
@@ -110,7 +110,7 @@ class ChatColumns:
 
 
 def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
-    """Find the columns of chats: those that keys name, else those with usual names.
+    """Find the columns of chats by the keys, else by usual names.
 
     `data.target_column` and `data.text_column` name completions and prompts; without the second a
     column `prompt` is needed. `data.messages_column`, or `data.text_column` alone, names a column
@@ -153,7 +153,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
 
 
 def _layout_of_columns(split: Split, layout_key: ChatLayout | None) -> ChatLayout:
-    """Return the layout whose required columns a split has; `layout_key` decides between several.
+    """Find the layout of a split by its columns; `layout_key` decides between several.
 
     Raises:
         ConfigError: The split lacks columns of every layout, or of `task.layout`; or it has the
@@ -204,7 +204,7 @@ def _refuse_beside_turns(source: Source) -> None:
 
 
 def _expect_layout(layout_key: ChatLayout | None, layout: ChatLayout, key: str) -> None:
-    """Refuse a `task.layout` that is not the layout of a named column; None: it is not set."""
+    """Refuse a `task.layout` other than the layout of a named column; None: it is not set."""
     if layout_key is not None and layout_key is not layout:
         raise ConfigError(
             f"task.layout={layout_key.value}: {key} names a column of the layout {layout.value}."
@@ -212,7 +212,7 @@ def _expect_layout(layout_key: ChatLayout | None, layout: ChatLayout, key: str) 
 
 
 def _with_optional_columns(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
-    """Add the optional columns that the split has to the required ones, and mark all as read.
+    """Add the split's optional columns to the required ones, and mark all as read.
 
     A column `label` of something else than wanted answers is none of them.
     """
@@ -280,7 +280,7 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
 
 
 def question_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
-    """Find the columns of chats whose answers a model is to write; rows need no answers.
+    """Find the columns of questions for a model to answer; rows need no answers.
 
     A column that `data.text_column` names has prompts if the run was trained on prompts and
     completions, unless it has the usual name of a column of turns; else it has chats. Without a
@@ -445,9 +445,9 @@ def chat_of(
 
 
 def refuse_unread(cells: Cells) -> None:
-    """Refuse `chat_template_kwargs` with a value and `label: false`, which optrun does not read.
+    """Refuse `chat_template_kwargs` with a value and `label: false`.
 
-    Both change what should be learnt.
+    optrun reads neither, and both change what should be learnt.
 
     Raises:
         Unreadable: The row has one of them.
@@ -489,7 +489,7 @@ def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
 def _read_plain(
     prompt: object, completion: object, name: str, cells: Cells, row: int | None
 ) -> Plain:
-    """Read a prompt and a completion that are texts; the prompt may be missing.
+    """Read a prompt and a completion as texts; the prompt may be missing.
 
     Args:
         prompt: The cell of the prompt.
@@ -712,7 +712,7 @@ def _join_content(content: object, number: int) -> str:
 
 
 def _expect_answers(turns: list[Message], part_name: str) -> None:
-    """Raise `Unreadable` if no turn is the assistant's; `part_name` says which turns these are."""
+    """Raise `Unreadable` if no turn is of the assistant; `part_name` is for the message."""
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
         raise Unreadable(
@@ -745,7 +745,7 @@ def _read_tools(cells: Cells) -> list[Message] | None:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return a cell without keys whose value is null, at any depth.
+    """Return a cell without keys of null values, at any depth.
 
     Arrow gives each object the keys of all rows.
     """

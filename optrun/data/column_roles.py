@@ -93,7 +93,7 @@ def roles_of(rows: Dataset) -> Roles:
 
 
 def without_image_decoding(rows: Dataset) -> Dataset:
-    """Return rows whose images are not decoded, so that a broken one raises no error."""
+    """Return rows with images as bytes: a broken image raises no error."""
     for name, feature in rows.features.items():
         if type(feature).__name__ == "Image":
             rows = rows.cast_column(name, type(feature)(decode=False))
@@ -157,12 +157,12 @@ def _recognise_tagged(columns: Columns) -> Roles | None:
         name: list(map(len, values)) for name, values in columns.items() if _are_lists(values)
     }
     texts = [name for name in lengths if all(map(_is_text_list, columns[name]))]
-    for words in (*USUAL_WORDS, *texts):
-        if words not in lengths:
+    for text in (*USUAL_WORDS, *texts):
+        if text not in lengths:
             continue
         for tags in (*_TAGS, *lengths):
-            if words != tags and lengths[words] == lengths.get(tags):
-                return Roles("token_classification", {"text_column": words, "label_column": tags})
+            if text != tags and lengths[text] == lengths.get(tags):
+                return Roles("token_classification", {"text_column": text, "label_column": tags})
     return None
 
 

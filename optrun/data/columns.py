@@ -36,7 +36,7 @@ _TEXT_TYPES = ("string", "large_string")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
-    """Refuse keys of columns that a task does not read, and two keys for one column.
+    """Refuse column keys without use for a task, and two keys for one column.
 
     Args:
         columns: The keys; None: the data have no such keys.
@@ -104,7 +104,7 @@ def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str |
 
 
 def unread_columns(source: Source, task: str) -> list[str]:
-    """Write a sentence for each split with columns that its task does not read.
+    """Write a sentence for each split with columns unread by its task.
 
     A column that was named for the training rows is not named again for evaluation rows. A split
     is skipped if it has no rows, or if its task finds columns in another way than by their names.
@@ -417,7 +417,7 @@ _KINDS = {
 
 
 def refuse_mixed(split: Split, column: str) -> None:
-    """Refuse a column whose cells, or the items in its lists, are of several kinds.
+    """Refuse a column with cells, or items of lists, of several kinds.
 
     The kinds are those of `_KINDS`; missing values are of none. A column is read only if its type
     allows several kinds.

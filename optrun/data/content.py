@@ -33,7 +33,7 @@ _IMAGE = (
 _PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
 ROW = '{"text": ..., "label": ...}'
 _TREE = f"no table. Write its rows as jsonl, one object a line, such as {ROW}"
-ELSEWHERE = {
+UNREADABLE_KINDS = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods"), _SHEET),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif"), _IMAGE),
@@ -47,7 +47,7 @@ ELSEWHERE = {
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open the bytes of a file, unpacked by what its first bytes say, whatever its ending."""
+    """Open the bytes of a file, decompressed according to its first bytes, not to its ending."""
     import pyarrow as pa
 
     compression = compression_of(path)
@@ -129,7 +129,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> TextEncoding:
 
 
 def _refuse_content(path: Path, kind: str, text: Iterable[bytes]) -> None:
-    """Refuse a text that is empty, has zero bytes, or begins like another format.
+    """Refuse an empty text, zero bytes, or the beginning of another format.
 
     A text of nothing but white space is refused as text and JSON; tables report it themselves.
 
@@ -179,7 +179,7 @@ def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
 
 
 def name_with_ending(path: Path, ending: str) -> str:
-    """Return the name of a file with another ending; that of a compression stays behind it.
+    """Return the name of a file with another ending; an ending such as `.gz` stays behind it.
 
     Example:
         >>> name_with_ending(Path("a.csv.gz"), ".jsonl")

@@ -25,7 +25,7 @@ from optrun.data.hub_access import may_be_name
 
 
 def data_keys(name: str) -> dict[str, str]:
-    """Find the configuration keys that read data of a name, for `optrun start`.
+    """Find the configuration keys to read data of a name, for `optrun start`.
 
     Args:
         name: A file, a folder, the name of a data choice, or one of the hub.
@@ -52,7 +52,7 @@ def data_keys(name: str) -> dict[str, str]:
 
 
 def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
-    """List the splits of a folder that its configuration keys do not read.
+    """List the splits of a folder not read by its configuration keys.
 
     Args:
         name: As for `data_keys`.
@@ -88,7 +88,7 @@ def _sibling_split(path: Path) -> Path | None:
 
 
 def _folder_keys(folder: Path) -> dict[str, str]:
-    """Find the keys that read a folder.
+    """Find the configuration keys to read a folder.
 
     The folder may be one of `save_to_disk`, have a folder for each class, files named after splits,
     or files with one ending; texts such as README.md do not count.

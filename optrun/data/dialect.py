@@ -100,10 +100,10 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
         if _count_columns(sample, dialect) > 1:
             fitting.append(delimiter)
     if usual in fitting and len(fitting) > 1:
-        other = next(delimiter for delimiter in fitting if delimiter != usual)
+        alternative = next(delimiter for delimiter in fitting if delimiter != usual)
         return usual, (
-            f"columns separated by {usual!r}; every row has {other!r}, too"
-            f" ({_option(other)} separates columns there)"
+            f"columns separated by {usual!r}; every row has {alternative!r}, too"
+            f" ({_option(alternative)} separates columns there)"
         )
     fitting = fitting or [delimiter for delimiter in _DELIMITERS if delimiter in header]
     if not fitting or usual in fitting:

@@ -103,7 +103,7 @@ def _append_ids(rows: Iterable[Sequence[int]], file: BinaryIO, dtype: str) -> np
 def _count_lost_tokens(
     batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None
 ) -> np.ndarray:
-    """Count the tokens that were cut off each text of a batch; shape (texts,), int64.
+    """Count the tokens cut off each text of a batch; shape (texts,), int64.
 
     Texts that fill `longest` are encoded again without cutting. None: nothing was cut.
     """

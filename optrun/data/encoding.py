@@ -118,7 +118,7 @@ def zero_bytes_error(line: int) -> UnreadableFileError:
 
 
 def _line_as_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
-    """Decode the line that is no UTF-8 as cp1252, for a person to check this guess.
+    """Decode the first line beyond UTF-8 as cp1252, for a person to check this guess.
 
     The guess is made if charset-normalizer finds cp1252 possible, not only if it is its best one:
     it prefers cp1250 for short texts ("naďve" for "naïve"). Turkish looks as possible to it in

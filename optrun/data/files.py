@@ -85,7 +85,7 @@ def _splits_among(files: list[Path]) -> list[str]:
 def _refuse_unused_options(
     config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
 ) -> None:
-    """Refuse options that have no effect on any of the files.
+    """Refuse options without effect on any of the files.
 
     Args:
         config: `streaming` and `format` of it are used.
@@ -211,7 +211,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
 
 
 def _match_files(name: str) -> list[str]:
-    """List the files that a path or glob names, in order, or the one folder of classes."""
+    """List the files of a path or glob, in order, or the one folder of classes."""
     path = Path(name)
     if path.is_file() or (path.is_dir() and has_classes(path)):
         return [name]
@@ -221,7 +221,7 @@ def _match_files(name: str) -> list[str]:
 
 
 def _why_no_file(name: str) -> str:
-    """Explain why a path or glob names no file, and what to give instead."""
+    """Explain why a path or glob names no file, and advise."""
     path = Path(name)
     if path.is_dir():
         return suggest_files(path, by_ending())
@@ -240,7 +240,7 @@ def _why_no_file(name: str) -> str:
     # Names are compared without endings, which would make any two csv files alike.
     siblings = {}
     if path.parent.is_dir():
-        siblings = {other.stem: str(other) for other in path.parent.iterdir()}
+        siblings = {sibling.stem: str(sibling) for sibling in path.parent.iterdir()}
     nearest = difflib.get_close_matches(path.stem, siblings, n=1, cutoff=0.75)
     hint = f" Did you mean {siblings[nearest[0]]}?" if nearest else ""
     return f"no such file (looked from {Path.cwd()}).{hint}"

@@ -20,7 +20,7 @@ _OPTIONAL_IN_LAYOUTS = (
 
 
 def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
-    """Return a table with more columns, whose cells are all missing.
+    """Return a table with more columns, all of them empty.
 
     Args:
         first: The table; columns with the same names as new ones are replaced.
@@ -41,7 +41,7 @@ def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object
 def related_columns(
     columns: Collection[str], first: Mapping[str, object], column_names: Collection[str]
 ) -> frozenset[str]:
-    """List the optional columns of chats that no first row has, such as `tools` and `system`.
+    """List the optional columns of chats missing in all first rows, such as `tools`.
 
     They would be read beside the others if a first row had them. Empty for rows that are no chats.
 

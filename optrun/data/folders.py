@@ -12,14 +12,14 @@ from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import digest_file, digest_of
-from optrun.data.content import ELSEWHERE
+from optrun.data.content import UNREADABLE_KINDS
 from optrun.data.encoding import UTF8, find_encoding, recode_to_utf8
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-IMAGES = {ending for ending, what in ELSEWHERE.items() if what == ELSEWHERE[".png"]}
+IMAGES = {ending for ending, kind in UNREADABLE_KINDS.items() if kind == UNREADABLE_KINDS[".png"]}
 TEXTS = {".txt", ".text", ".md"}
 _SPLITS = {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
 HELD_OUT = ("dev", "valid", "validation", "val", "test", "testing", "eval")
@@ -62,7 +62,7 @@ def has_classes(folder: Path) -> bool:
 
 
 def suggest_files(folder: Path, endings: Collection[str]) -> str:
-    """Write a sentence that says which files, or which keys, to give instead of a folder.
+    """Advise in a sentence to give files or other keys instead of a folder.
 
     Args:
         folder: The folder.

@@ -15,7 +15,13 @@ from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
 from optrun.base.formatting import first_names
 from optrun.base.reading import open_file
 from optrun.data.cache import cached_result
-from optrun.data.content import COMPRESSED, ELSEWHERE, check_text, name_inside, name_with_ending
+from optrun.data.content import (
+    COMPRESSED,
+    UNREADABLE_KINDS,
+    check_text,
+    name_inside,
+    name_with_ending,
+)
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes
@@ -203,8 +209,8 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
     formats = by_ending()
     if ending not in formats:
         problem = "unknown format"
-        if ending in ELSEWHERE:
-            problem = f"unknown format: {ELSEWHERE[ending]}"
+        if ending in UNREADABLE_KINDS:
+            problem = f"unknown format: {UNREADABLE_KINDS[ending]}"
         raise ConfigError(
             f"{key}={path}: {problem}. Known endings: {', '.join(formats)} (also with"
             f" {', '.join(COMPRESSED)}). For another ending, name the format: data.format=NAME."
@@ -213,7 +219,7 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
 
 
 def one_format(key: str, formats: Iterable[Format]) -> Format:
-    """Return the format that all files have; there must be at least one file.
+    """Return the common format of all files; there must be at least one file.
 
     Raises:
         ConfigError: The files have several formats.

@@ -38,7 +38,7 @@ def why_cache_only(name: str) -> str | None:
 
 
 def describe_missing(missing: str | None) -> str:
-    """Explain that a name is no local folder, and where else it was looked for.
+    """Explain in a clause that a name was found neither locally nor on the hub.
 
     Args:
         missing: What `why_cache_only` returned before the search.
@@ -88,7 +88,7 @@ def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str
 
 
 def cache_warnings(names: Iterable[str | None]) -> list[str]:
-    """Write a warning for each name that is read from the cache, since the hub may have changed it.
+    """Write a warning for each name read from the cache: the hub may have changed it.
 
     Args:
         names: Hub names and local paths.

@@ -185,7 +185,7 @@ class Images:
         )
 
     def _read_checked(self, index: int) -> bytes:
-        """Return the bytes of an image whose header Pillow can read and that is not too large."""
+        """Return the bytes of an image after a check of its header and size."""
         image = self[index]
         library = need_pillow()
         try:

@@ -103,7 +103,7 @@ def _convert(reading: Reading, folder: Path) -> None:
 
 
 def _record_batch(rows: list[Row], features: Features, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert rows to an Arrow batch; a cell that a row lacks is null."""
+    """Convert rows to an Arrow batch; missing cells are null."""
     columns = []
     for name, feature in features.items():
         cells = [row.get(name) for row in rows]
@@ -159,7 +159,7 @@ def _list_type(item_type: str) -> str:
 
 
 def _common_type(first: str, second: str) -> str:
-    """Name the type of a column that has cells of two types, named as by `_cell_type`.
+    """Name the type of a column with cells of two types, named as by `_cell_type`.
 
     Missing cells have any type. Integers and fractions are `float64`; other types are `mixed`.
 
@@ -304,7 +304,7 @@ def _rows_of_text(where: str, text: str) -> Iterator[Row]:
 
 
 def _end_of_blank(text: str, begin: int) -> int:
-    """Find the first character at or after `begin` that is no white space."""
+    """Find the first character at or after `begin` other than white space."""
     match = _BLANK.match(text, begin)
     assert match is not None
     return match.end()

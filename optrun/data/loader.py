@@ -39,7 +39,7 @@ class ExampleSource(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
     def fingerprint(self) -> str:
-        """Digest the examples, so that a resumed run recognises its data."""
+        """Digest the examples, for a resumed run to recognise its data."""
         ...
 
 
@@ -207,7 +207,7 @@ def _collate_unless_refused(
 
 
 def _raise_refusal(batch: Batch) -> Batch:
-    """Return a batch, or raise the error that a worker process sent instead of it.
+    """Return a batch, or raise the error sent by a worker process in its place.
 
     Raises:
         OptrunError: One of the examples was refused.
@@ -258,7 +258,7 @@ class BatchLoader:
     pin_memory: bool = False
 
     def _loader(self, batches: Iterable[list[Key]], stream: str) -> DataLoader[Example]:
-        """Make a DataLoader that yields a collated batch for each list of keys.
+        """Make a DataLoader with a collated batch for each list of keys.
 
         stream: The purpose of the random generators of transforms.
         """

@@ -31,8 +31,8 @@ class Progress:
         """Add finished work, in units of `total`, and its tokens; send a heartbeat."""
         send_heartbeat()
         self._tokens += tokens
-        shown = f"{self._tokens / 1e6:,.1f} million tokens" if self._tokens else ""
-        self._bar.update(self._task, advance=amount, tokens=shown)
+        token_count = f"{self._tokens / 1e6:,.1f} million tokens" if self._tokens else ""
+        self._bar.update(self._task, advance=amount, tokens=token_count)
 
 
 @contextmanager

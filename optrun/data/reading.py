@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _UNPACKED_BY_READERS = (None, "gzip", "bz2", "xz")
-"""Compressions that every reader unpacks by itself; None: no compression."""
+"""Compressions that every reader unpacks; None: no compression."""
 
 
 @dataclass(frozen=True)

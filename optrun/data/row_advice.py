@@ -109,7 +109,7 @@ def looks_tagged(rows: Dataset) -> bool:
 
 
 def _first_lines(rows: Dataset) -> list[str]:
-    """List those of the first 100 texts that are not blank; empty for a table."""
+    """List the texts among the first 100 rows, without blank ones; empty for a table."""
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
         return []
     return [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
@@ -136,7 +136,7 @@ def looks_like(rows: Dataset) -> str | None:
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
-    """Refuse a file of one JSON object that holds the rows, unless it is a document or a chat.
+    """Refuse a file of one JSON object with the rows inside, unless it is a document or a chat.
 
     Args:
         key: The configuration key, for messages.
@@ -163,7 +163,7 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
 
 
 def _are_objects(value: object) -> bool:
-    """Tell whether a cell is a list that begins with an object."""
+    """Tell whether a cell is a list with an object at its beginning."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 

@@ -360,7 +360,7 @@ class Groups(Shard):
 
 
 def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
-    """Find the byte offset of each line that is not blank, and digest the bytes, in one pass.
+    """Find the byte offset of each line except blank ones, and digest the bytes, in one pass.
 
     Returns:
         The offsets of these lines, and then the size of the file, shape (rows + 1,), int64; and the
@@ -383,7 +383,7 @@ def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
 
 
 def _find_line_starts(lines: bytes) -> np.ndarray:
-    """Find the byte offset of each line that is not blank; `lines` ends with a line break."""
+    """Find the byte offset of each line except blank ones; `lines` ends with a line break."""
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])

@@ -170,7 +170,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 
 
 def _end_of_head(text: str, fraction: float) -> int:
-    """Find where to cut a text, so that about `fraction` of its characters are behind the cut.
+    """Find the position to cut a text, with about `fraction` of its characters behind it.
 
     The cut moves back behind the last line break, else the last space, but not so far that the
     evaluation text becomes twice as long or the training text half as long.

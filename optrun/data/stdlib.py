@@ -137,7 +137,7 @@ def load_stdlib(config: StdlibConfig, *, documents: bool) -> Source:  # noqa: AR
 
 
 def source_text(path: Path) -> str:
-    """Read a source file; bytes that are not UTF-8 are replaced."""
+    """Read a source file; bytes beyond UTF-8 are replaced."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 

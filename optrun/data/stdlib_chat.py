@@ -56,15 +56,15 @@ def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
     chats = list(chats_of(path))
     for number, chat in enumerate(chats):
         question, answer = chat[-2:]
-        for other in (*chats[number + 1 :], *chats[:number]):
-            is_same_question = _first_words(other[-2]) == _first_words(question)
-            if is_same_question and other[-1] != answer:
-                yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [other[-1]]}
+        for other_chat in (*chats[number + 1 :], *chats[:number]):
+            is_same_question = _first_words(other_chat[-2]) == _first_words(question)
+            if is_same_question and other_chat[-1] != answer:
+                yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [other_chat[-1]]}
                 break
 
 
 def _first_words(turn: Mapping[str, str]) -> list[str]:
-    """Return the first two words of a turn, which say the kind of a question."""
+    """Return the first two words of a turn: the kind of a question."""
     return turn["content"].split()[:2]
 
 

@@ -18,7 +18,7 @@ from optrun.data.stdlib import source_text, stdlib_table
 
 _FILES = 60
 _LONGEST = 32
-"""Characters of a token; a docstring would fill the example by itself."""
+"""Characters of a token; a docstring would fill a whole example."""
 _SHORTEST = 4
 """Tokens of a line."""
 _PLAIN = {
@@ -105,15 +105,15 @@ def kinds(line: Line) -> list[str]:
     before = ["", *(token.string for token in line)]
     after = [*(token.string for token in line[1:]), ""]
     kinds_of_tokens = []
-    for token, left, right in zip(line, before, after, strict=False):
+    for token, previous, following in zip(line, before, after, strict=False):
         if token.type != tokenize.NAME:
             kinds_of_tokens.append(_PLAIN.get(token.type, "other"))
         elif keyword.iskeyword(token.string):
             kinds_of_tokens.append("keyword")
-        elif left in ("def", "class"):
+        elif previous in ("def", "class"):
             kinds_of_tokens.append("definition")
-        elif right == "(":
+        elif following == "(":
             kinds_of_tokens.append("call")
         else:
-            kinds_of_tokens.append("attribute" if left == "." else "name")
+            kinds_of_tokens.append("attribute" if previous == "." else "name")
     return kinds_of_tokens

@@ -39,17 +39,17 @@ def read_tagged(reading: Reading) -> Dataset:
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         columns = _count_columns(lines)
         comments = 0
-        words: list[str] = []  # of the sentence that is read
+        sentence: list[str] = []  # its words
         tags: list[str] = []
         for number, line in enumerate([*lines, ""], 1):
             cells = _cells(line)
             if not cells or _DOCUMENT.match(line):
-                if words:
-                    rows["tokens"].append(words)
+                if sentence:
+                    rows["tokens"].append(sentence)
                     rows["tags"].append(tags)
-                    words = []
+                    sentence = []
                     tags = []
-            elif not words and _is_comment(line, len(cells) != columns):
+            elif not sentence and _is_comment(line, len(cells) != columns):
                 comments += 1
             elif len(cells) != columns or columns < 2:
                 raise ConfigError(
@@ -58,7 +58,7 @@ def read_tagged(reading: Reading) -> Dataset:
                     " an empty line after each sentence."
                 )
             else:
-                words.append(cells[0])
+                sentence.append(cells[0])
                 tags.append(cells[-1].strip())
         if comments:
             reading.notes.append(f"{reading.key}={path}: {comments:,} lines of comments left out")
@@ -80,7 +80,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _count_columns(lines: list[str]) -> int:
-    """Count the columns of the first line that is surely no comment; 0: there is no such line.
+    """Count the columns of the first tagged line; 0: there is none.
 
     That is a line without `#` at its begin, else one that is no `# KEY = VALUE`.
     """

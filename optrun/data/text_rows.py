@@ -1,6 +1,6 @@
 """Rows of one column of texts in memory, with the interface of a `datasets.Dataset`.
 
-To import datasets, with pandas and pyarrow, takes a second. Texts that optrun has read by itself
+To import datasets, with pandas and pyarrow, takes a second. Texts that optrun reads without it
 need none of it.
 """
 

@@ -85,7 +85,7 @@ class TokenBlocks:
         )
 
     def expect_ids_below(self, size: int, key: str) -> None:
-        """Refuse ids that are negative, or not below the size of a vocabulary.
+        """Refuse negative ids, and ids not below the size of a vocabulary.
 
         Args:
             size: Entries of the vocabulary.

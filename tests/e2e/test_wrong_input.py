@@ -122,7 +122,7 @@ COMMAND_LINE = [
     (["report", ".", "metrc=x"], ["metrc", "metric"]),
     (
         ["task=causal_lm", "data=files", "data.train=train.csv", "data.label_column=label"],
-        ["data.label_column", "reads no"],
+        ["data.label_column", "does not use this key"],
     ),
     (["data=hub", "data.path=no/such"], ["data.path=no/such"]),
     (["data.max_length=512", "model.config.n_positions=64"], ["data.max_length=512", "64"]),
