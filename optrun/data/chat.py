@@ -56,8 +56,8 @@ _LOSS_KEYS = ("weight", "train", "training", "trainable", "loss", "train_detail"
 """Keys by which other programs leave a turn, or a part of it, out of the loss."""
 _UNWANTED = (False, "False", "false", "0")
 """How the column `label` of KTO says that an answer is not wanted; 0 is equal to False."""
-_WANTED = (True, "True", "true", "1")
-"""How it says that an answer is wanted; 1 is equal to True."""
+_WANTED = (True, "True", "true", "1", None)
+"""How it says that an answer is wanted, or says nothing; 1 is equal to True."""
 _TOOLS = "tools"
 
 
@@ -234,7 +234,7 @@ def _says_what_is_wanted(split: Split) -> bool:
     labels = split.rows.select_columns(["label"])[:1000]["label"]
     if any(label in _UNWANTED for label in labels):
         return True
-    return all(label is None or label in _WANTED for label in labels)
+    return all(label in _WANTED for label in labels)
 
 
 def chats(

@@ -180,9 +180,8 @@ class Images:
         Raises:
             ConfigError: A row is no image, or too large; the message names the first one.
         """
-        return digest(
-            digest_of(self._read_checked(index) for index in range(len(self))), labels.tobytes()
-        )
+        images_digest = digest_of(map(self._read_checked, range(len(self))))
+        return digest(images_digest, labels.tobytes())
 
     def _read_checked(self, index: int) -> bytes:
         """Return the bytes of an image after a check of its header and size."""

@@ -135,10 +135,9 @@ class MixedExamples:
         seed: int,
     ) -> None:
         self.sources = dict(parts)
-        self.begins = np.concatenate([[0], np.cumsum([len(part) for part in parts.values()])])
-        self.draws = Draws(
-            [len(part) for part in parts.values()], probabilities, strategy, seed=seed
-        )
+        sizes = [len(part) for part in parts.values()]
+        self.begins = np.concatenate([[0], np.cumsum(sizes)])
+        self.draws = Draws(sizes, probabilities, strategy, seed=seed)
         self._how = f"{probabilities} {strategy}"
         self._parts = list(parts.values())
         self.arrangement = Mixing(self._parts, self.draws, self.begins)
