@@ -273,8 +273,7 @@ def _modules_to_save(
 
     Raises:
         ConfigError: A name fits no module; a named module shares its weight; a parameter of `new`
-            is
-            in none of them.
+            is in none of them.
     """
     modules = {name for name, module in model.named_modules() if name and list(module.parameters())}
     if config.modules_to_save is not None:
@@ -290,8 +289,8 @@ def _modules_to_save(
         ends_another = any(name != path and name.endswith(path) for name in modules)
         if not (is_norm and ends_another):
             saved.append(path)
-    others = [name for name in new if not _is_inside_any(name, saved)]
-    return [*saved, *dict.fromkeys(name.rpartition(".")[0] for name in others)]
+    new_modules = [name.rpartition(".")[0] for name in new if not _is_inside_any(name, saved)]
+    return [*saved, *dict.fromkeys(new_modules)]
 
 
 def _refuse_to_save(
@@ -388,8 +387,8 @@ def _named_targets(
     """
     key = "adapter.target_modules"
     modules = [name for name, _ in model.named_modules() if name]
-    named = match_modules(key, names, modules, linear_modules(model))
-    targets = [path for path in named if not _is_inside_any(path, saved)]
+    matched = match_modules(key, names, modules, linear_modules(model))
+    targets = [path for path in matched if not _is_inside_any(path, saved)]
     if not targets:
         raise ConfigError(
             f"{key}={names}: matches only modules that train in full ({', '.join(saved)}), and"
@@ -469,10 +468,10 @@ def _find_adapter_modules(model: nn.Module) -> AdapterModules:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    named = list(model.named_modules())
+    modules = list(model.named_modules())
     return AdapterModules(
-        [path for path, module in named if isinstance(module, BaseTunerLayer)],
-        [path for path, module in named if isinstance(module, ModulesToSaveWrapper)],
+        [path for path, module in modules if isinstance(module, BaseTunerLayer)],
+        [path for path, module in modules if isinstance(module, ModulesToSaveWrapper)],
     )
 
 

@@ -127,10 +127,11 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
             names_of_param.setdefault(id(param), []).append(name)
     shared: dict[str, str] = {}
     for names in names_of_param.values():
-        for name in names:
-            others = [other for other in names if other != name]
-            if others:
-                shared[name.rpartition(".")[0]] = others[0]
+        if len(names) < 2:
+            continue
+        shared[names[0].rpartition(".")[0]] = names[1]
+        for name in names[1:]:
+            shared[name.rpartition(".")[0]] = names[0]
     return shared
 
 

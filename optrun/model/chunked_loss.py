@@ -149,8 +149,7 @@ class _RowLosses(torch.autograd.Function):
         """Compute the gradients of states, weight and bias; None if it is not needed.
 
         For a row with logits z, p = softmax(z), and gradients a of its loss and b of its loss with
-        a
-        uniform target: dz = (a + b) p - a [target] - b / vocabulary.
+        a uniform target: dz = (a + b) p - a [target] - b / vocabulary.
 
         Args:
             ctx: Has the inputs of `forward`.

@@ -25,6 +25,7 @@ from optrun.task.evaluation import (
     EvaluationMetrics,
     MeanLoss,
     MetricAccumulator,
+    PredictionsAndLabels,
     TokenMetrics,
     metric_functions,
     predicted_classes,
@@ -223,9 +224,8 @@ class Task(ABC):
         """Pad examples to a batch.
 
         It must depend on these examples alone. By default it has `input_ids`, `token_type_ids` if
-        the
-        tokenizer returns them, `attention_mask` if something is padded, and `labels`, padded with
-        `IGNORED`; shape (batch, longest).
+        the tokenizer returns them, `attention_mask` if something is padded, and `labels`, padded
+        with `IGNORED`; shape (batch, longest).
         """
         labels = pad((example["labels"] for example in examples), IGNORED)
         return {**model_inputs(examples, self.padding), "labels": labels}
@@ -345,7 +345,7 @@ class Task(ABC):
     # Evaluation
     # ----------------------------------------------------------------------------------------------
 
-    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> PredictionsAndLabels:
         """Return predictions and labels for registered metrics; shape (targets,) each."""
         targets = self.targets(batch)
         is_target = targets != IGNORED

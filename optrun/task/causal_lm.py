@@ -42,8 +42,7 @@ class CausalLm(LanguageModel):
         """Set `document_end_id`, `padding`, and `prompt`, the start of sampled texts.
 
         The end of a document is the tokenizer's end-of-text token, else its separator; it also pads
-        if
-        there is no padding token. The prompt is `task.prompt`, else the one that comes with the
+        if there is no padding token. The prompt is `task.prompt`, else the one that comes with the
         data.
 
         Raises:
@@ -101,9 +100,8 @@ class CausalLm(LanguageModel):
         """Pad examples to `input_ids` and `labels`, shape (batch, longest).
 
         `attention_mask` is added only if something is padded. With `task.document_masking` there
-        are
-        `position_ids` instead, which start at 0 in each document: models of transformers separate
-        documents by them. Padding and the first token of a document then have no label.
+        are `position_ids` instead, which start at 0 in each document: models of transformers
+        separate documents by them. Padding and the first token of a document then have no label.
         """
         rows = [example["input_ids"] for example in examples]
         if self.config.document_masking:

@@ -62,8 +62,7 @@ class ChatTask(Task):
         """Set `template` to `task.chat_template`, else to the tokenizer's own.
 
         None if there is neither. A configured template is put into the tokenizer. Clears
-        `known_roles`
-        and `known_keys`.
+        `known_roles` and `known_keys`.
         """
         self.template = use_template(tokenizer, self.config.chat_template)
         self.known_roles = set()
@@ -272,8 +271,7 @@ class ChatTask(Task):
 
         Args:
             sides: Encoded examples: one side, or for pairs the chosen and the rejected answers. A
-                pair
-                needs a target on both sides.
+                pair needs a target on both sides.
             split: The rows.
             rows_of: Lists the row of each example, for messages; None: one example for each row.
 

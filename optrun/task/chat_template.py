@@ -221,8 +221,7 @@ class ChatTemplate:
         """Tell whether the rendered text changes if a key of the last turn is left out.
 
         False if the template does not mention the key; True if it fails. The turn has to be the
-        last
-        one: Qwen 3 leaves out the reasoning of earlier answers.
+        last one: Qwen 3 leaves out the reasoning of earlier answers.
         """
         if re.search(rf"\b{re.escape(key)}\b", self._template_text(tools)) is None:
             return False
@@ -256,8 +255,7 @@ class ChatTemplate:
         """Render a conversation by transformers, with the spans of answers if `marks` is true.
 
         If the template fails on tool calls whose arguments are mappings, or writes them as Python
-        does,
-        it is rendered again with the arguments as JSON text.
+        does, it is rendered again with the arguments as JSON text.
 
         Raises:
             TemplateFailed: The template refuses the conversation, or fails.

@@ -20,8 +20,7 @@ def class_weights(
 
     Args:
         configured: `task.class_weights`: `balanced`, or a mapping from label to weight; a label
-            that
-            it does not name has the weight 1. None: there are no weights.
+            that it does not name has the weight 1. None: there are no weights.
         labels: Names by class number.
         counts: Number of training examples of each label.
         examples_with_label_sets: Number of training examples if each may have any number of labels;
@@ -34,8 +33,7 @@ def class_weights(
 
     Raises:
         ConfigError: A mapping names an unknown label; or `balanced`, and no training example has
-            one
-            of the labels, or all have it.
+            one of the labels, or all have it.
 
     Example:
         >>> class_weights({"spam": 3.0}, ["ham", "spam"], {"ham": 9, "spam": 3}).tolist()

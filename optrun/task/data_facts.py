@@ -159,8 +159,7 @@ def _split_facts(
         key: The configuration key of the split.
         tokenizer: Of the model.
         trained: Training examples, in which the texts of the split are looked up; None: they are
-            not
-            looked up.
+            not looked up.
     """
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)

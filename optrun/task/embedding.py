@@ -23,7 +23,7 @@ from optrun.data.source import Source, Split
 from optrun.task import contrastive
 from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.embedding_columns import string_columns, text_and_score_columns
-from optrun.task.evaluation import MetricAccumulator
+from optrun.task.evaluation import MetricAccumulator, PredictionsAndLabels
 from optrun.task.labels import finite_numbers
 from optrun.task.pooling import choose_pooling
 from optrun.task.retrieval import RetrievalMetrics
@@ -191,11 +191,9 @@ class Embedding(Task):
 
         Returns:
             `input_ids`, `attention_mask` and, if the tokenizer returns them, `token_type_ids`,
-            shape
-            (batch * width, longest), the texts of a row one after another. `TEXTS`: a number of
-            each
-            text, equal for equal texts, shape (batch, width), int64. `SCORES`, if the loss reads
-            scores: shape (batch,), float32.
+            shape (batch * width, longest), the texts of a row one after another. `TEXTS`: a number
+            of each text, equal for equal texts, shape (batch, width), int64. `SCORES`, if the loss
+            reads scores: shape (batch,), float32.
         """
         batch = pad_texts(examples, self.padding)
         batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
@@ -260,7 +258,7 @@ class Embedding(Task):
     # Evaluation
     # ----------------------------------------------------------------------------------------------
 
-    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> PredictionsAndLabels:
         """Return the cosine of the first two texts of each row, and its score; shape (batch,)."""
         similarities = contrastive.cosines(self.represent(outputs, batch))
         return similarities.cpu().numpy(), batch[SCORES].cpu().numpy()

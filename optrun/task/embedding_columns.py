@@ -46,12 +46,15 @@ def text_and_score_columns(
         ConfigError: A configured column is missing; several pairs of columns may be meant; or the
             rows have scores or negatives that the loss does not read, or lack those that it reads.
     """
-    split = split if len(split.rows) else source.train
+    if not len(split.rows):
+        split = source.train
     columns = source.columns
     loss = f"task.loss={config.loss.value}"
     score = None
     if config.of_numbers:
-        score = label_column(source, split, _first_usual_name(USUAL_SCORES, split) or USUAL_SCORES)
+        # Only the first usual name that exists: with several, `label_column` would refuse.
+        usual_names = _first_usual_name(USUAL_SCORES, split) or USUAL_SCORES
+        score = label_column(source, split, usual_names)
     negatives = negative_columns(columns, split)
     pair = pair_columns(columns, split, (*negatives, score))
     if score is None:

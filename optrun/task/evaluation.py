@@ -30,9 +30,9 @@ IGNORED = -100
 Item = TypeVar("Item")
 Sums = list[Any]
 """Values that support `+`: numbers, arrays, counters."""
-Labelled = tuple[np.ndarray, np.ndarray]
+PredictionsAndLabels = tuple[np.ndarray, np.ndarray]
 """Predictions and labels of a batch; shape (targets,) each."""
-Partial = tuple[Any, list[Labelled]]
+Partial = tuple[Any, list[PredictionsAndLabels]]
 """`partial` of the metrics counted batch by batch, and predictions and labels of each batch."""
 MetricFunction = Callable[[np.ndarray, np.ndarray, int], float]
 """Predictions, labels, number of classes -> value."""
@@ -232,7 +232,7 @@ class EvaluationMetrics(MetricAccumulator):
         self,
         running: MetricAccumulator,
         functions: Mapping[str, MetricFunction],
-        predictions: Callable[[ModelOutput, Batch], Labelled],
+        predictions: Callable[[ModelOutput, Batch], PredictionsAndLabels],
         num_labels: int,
         labels: Sequence[str] = (),
         loss: Callable[[ModelOutput, Batch], object] | None = None,
@@ -246,7 +246,7 @@ class EvaluationMetrics(MetricAccumulator):
         self.predictions = predictions
         self.num_labels = num_labels
         self.labels = labels
-        self.batch_predictions: list[Labelled] = []
+        self.batch_predictions: list[PredictionsAndLabels] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and store its predictions if a registered metric needs them.
@@ -307,7 +307,7 @@ class EvaluationMetrics(MetricAccumulator):
         counts = confusion(*self._joined_predictions(), len(self.labels))
         return table_of_classes(self.labels, counts)
 
-    def _joined_predictions(self) -> Labelled:
+    def _joined_predictions(self) -> PredictionsAndLabels:
         """Join the predictions of all batches, and their labels; shape (targets,) each."""
         predictions, labels = zip(*self.batch_predictions, strict=True)
         return np.concatenate(predictions), np.concatenate(labels)

@@ -98,8 +98,7 @@ def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
 
     Raises:
         ConfigError: All lists have the same length of two or more, and hold only 0 and 1, only
-            false
-            and true, or another of `_INDICATORS`.
+            false and true, or another of `_INDICATORS`.
     """
     assert lists.borders is not None
     lengths = set(np.diff(lists.borders).tolist())

@@ -264,7 +264,7 @@ def note_minus_one_labels(source: Source, split: Split, name: str, labels: Colum
     label = numbers[-1.0]
     source.notes.append(
         f"{split.key}: {labels.count_of(label):,} labels in column {name} are {label}, a class like"
-        " 0 and 1; if they say that there is no label, leave them out of the data"
+        " 0 and 1; if that marks rows without a label, leave these rows out of the data"
     )
 
 
@@ -617,8 +617,8 @@ def note_minus_100(source: Source, split: Split, numbers: np.ndarray) -> None:
     count = int(np.sum(numbers == -100))
     if count:
         source.notes.append(
-            f"{split.key}: {count:,} of the numbers to learn are -100; if they say that there is no"
-            " label, leave them out of the data"
+            f"{split.key}: {count:,} of the numbers to learn are -100; if that marks rows without a"
+            " label, leave these rows out of the data"
         )
 
 

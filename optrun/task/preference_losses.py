@@ -1,7 +1,8 @@
 """Losses of pairs, one formula each, by their names in TRL's `loss_type`.
 
-With w, l for the log-ratios log pi(y|x) / pi_ref(y|x) of the chosen and the rejected answer, sums
-over its tokens, and d for w - l.
+In the formulas, chosen and rejected are the log-ratios log pi(y|x) / pi_ref(y|x) of the two
+answers, sums over their tokens. Without a reference model they are mean log-probabilities of a
+token. s is the logistic function, and log s its logarithm, `logsigmoid`.
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ def pair_losses(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _sigmoid(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute -log s(beta d): DPO, arXiv:2305.18290, Eq. 7."""
+    """Compute DPO's loss, -log s(beta (chosen - rejected)): arXiv:2305.18290, Eq. 7."""
     return -logsigmoid(_margin(config, scores))
 
 
 def _hinge(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute max(0, 1 - beta d): SLiC, arXiv:2305.10425, in the form of RSO, arXiv:2309.06657."""
+    """Compute max(0, 1 - beta (chosen - rejected)): SLiC, arXiv:2305.10425.
+
+    In the form of RSO, arXiv:2309.06657.
+    """
     return torch.relu(1 - _margin(config, scores))
 
 
 def _ipo(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute (d - 1 / (2 beta))^2 with d by token: IPO, arXiv:2310.12036, Eq. 17.
+    """Compute (difference - 1 / (2 beta))^2: IPO, arXiv:2310.12036, Eq. 17.
 
-    The paper writes tau for beta. By token: each log-ratio is divided by the tokens of its answer.
+    The difference is chosen - rejected, each divided by the tokens of its answer. The paper writes
+    tau for beta.
     """
     return (scores.mean_difference - 1 / (2 * config.beta)).square()
 
 
 def _robust(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute DPO's expected loss under labels flipped with probability e: arXiv:2403.00409.
+    """Compute DPO's loss without the bias of labels flipped with probability e: arXiv:2403.00409.
 
     e is `label_smoothing`.
     """
@@ -51,7 +56,7 @@ def _robust(config: PreferenceConfig, scores: PairScores) -> Tensor:
 def _nca_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute the loss of NCA on a pair, arXiv:2402.05369.
 
-    -log s(beta w) - (log s(-beta w) + log s(-beta l)) / 2.
+    -log s(beta chosen) - (log s(-beta chosen) + log s(-beta rejected)) / 2.
     """
     beta = config.beta
     return (
@@ -62,13 +67,16 @@ def _nca_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _bco_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute -log s(beta w) - log s(-beta l): BCO, arXiv:2404.04656, without its shift."""
+    """Compute -log s(beta chosen) - log s(-beta rejected): BCO, arXiv:2404.04656.
+
+    Without the shift of rewards in the paper.
+    """
     beta = config.beta
     return -logsigmoid(beta * scores.chosen) - logsigmoid(-beta * scores.rejected)
 
 
 def _sppo_hard(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute (w - 1 / (2 beta))^2 + (l + 1 / (2 beta))^2: SPPO, arXiv:2405.00675.
+    """Compute (chosen - 1 / (2 beta))^2 + (rejected + 1 / (2 beta))^2: SPPO, arXiv:2405.00675.
 
     "Hard": the probabilities that an answer is preferred are 1 and 0.
     """
@@ -77,26 +85,29 @@ def _sppo_hard(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _apo_zero(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute 1 - s(beta w) + s(beta l): APO, arXiv:2408.06266, Eq. 7."""
+    """Compute 1 - s(beta chosen) + s(beta rejected): APO, arXiv:2408.06266, Eq. 7."""
     beta = config.beta
     return 1 - torch.sigmoid(beta * scores.chosen) + torch.sigmoid(beta * scores.rejected)
 
 
 def _apo_down(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute s(beta w) + 1 - s(beta d): APO, arXiv:2408.06266, Eq. 8."""
+    """Compute s(beta chosen) + 1 - s(beta (chosen - rejected)): APO, arXiv:2408.06266, Eq. 8."""
     return torch.sigmoid(config.beta * scores.chosen) + 1 - torch.sigmoid(_margin(config, scores))
 
 
 def _sigmoid_norm(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute -log s(beta d) with d by token: arXiv:2411.15124, section 5."""
+    """Compute -log s(beta difference): arXiv:2411.15124, section 5.
+
+    The difference is chosen - rejected, each divided by the tokens of its answer.
+    """
     return -logsigmoid(config.beta * scores.mean_difference)
 
 
 def _orpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute the loss of ORPO, arXiv:2403.07691, Eq. 6 and 7.
 
-    nll - beta log s(log odds w - log odds l), with w and l mean log-probabilities of a token here,
-    and log odds x = x - log(1 - exp x).
+    nll - beta log s(log odds chosen - log odds rejected). Both are mean log-probabilities x of a
+    token here, and log odds x = x - log(1 - exp x).
     """
     chosen = scores.chosen
     rejected = scores.rejected
@@ -105,10 +116,11 @@ def _orpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute -log s(beta d - gamma): SimPO, arXiv:2405.14734, Eq. 6.
+    """Compute -log s(beta (chosen - rejected) - gamma): SimPO, arXiv:2405.14734, Eq. 6.
 
-    w and l are mean log-probabilities of a token here. With `label_smoothing` e it is the expected
-    loss if the answers are exchanged with probability e.
+    Both are mean log-probabilities of a token here. With `label_smoothing` e it is the expected
+    loss
+    if the answers are exchanged with probability e.
     """
     flipped = config.label_smoothing
     margin = _margin(config, scores) - config.simpo_gamma
@@ -132,7 +144,7 @@ _FORMULAS = {
 
 
 def _margin(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute beta d for each pair."""
+    """Compute beta (chosen - rejected) for each pair."""
     return config.beta * (scores.chosen - scores.rejected)
 
 

@@ -19,7 +19,7 @@ from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task, model_inputs
-from optrun.task.evaluation import MetricAccumulator
+from optrun.task.evaluation import MetricAccumulator, PredictionsAndLabels
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_label_sets
 from optrun.task.labels import finite_numbers, label_config, note_minus_100, row_classes
 from optrun.task.tokens import (
@@ -162,9 +162,9 @@ class SequenceClassification(Task):
 
         Returns:
             `input_ids` and, if the tokenizer returns them, `token_type_ids`, shape (batch,
-            longest);
-            `attention_mask` only if something is padded; `labels`: class numbers, shape (batch,),
-            int64; numbers to predict, float32; or 0 and 1 by label, shape (batch, labels), float32.
+            longest); `attention_mask` only if something is padded; `labels`: class numbers, shape
+            (batch,), int64; numbers to predict, float32; or 0 and 1 by label, shape (batch,
+            labels), float32.
         """
         labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
         if not self.has_label_sets:
@@ -188,10 +188,8 @@ class SequenceClassification(Task):
         """Compute the training loss of a batch, shape ().
 
         For sets of labels with class weights it is the binary cross-entropy, a mean over examples
-        and
-        labels, in which the weight of a label multiplies the term of each example that has it. In
-        all
-        other cases it is that of `Task.loss`.
+        and labels, in which the weight of a label multiplies the term of each example that has it.
+        In all other cases it is that of `Task.loss`.
         """
         if not self.has_label_sets or self.class_weights is None:
             return super().loss(outputs, batch)
@@ -210,8 +208,7 @@ class SequenceClassification(Task):
         """Compute the loss of each example, and count it once; shape (batch,) each.
 
         Without class weights and label smoothing: the squared difference for numbers, the mean
-        binary
-        cross-entropy over the labels for sets of labels, else the cross-entropy.
+        binary cross-entropy over the labels for sets of labels, else the cross-entropy.
         """
         if self.has_label_sets:
             losses = functional.binary_cross_entropy_with_logits(
@@ -223,7 +220,7 @@ class SequenceClassification(Task):
             return super().loss_by_example(outputs, batch)
         return losses, torch.ones_like(losses)
 
-    def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def predictions(self, outputs: ModelOutput, batch: Batch) -> PredictionsAndLabels:
         """Return predictions and labels: class numbers, or numbers; shape (batch,) each."""
         if not self.is_regression:
             return super().predictions(outputs, batch)

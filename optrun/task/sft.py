@@ -67,8 +67,8 @@ class Sft(ChatTask):
         """Find the columns and the template, and check the keys for the loss.
 
         Sets `columns_of` and `kinds` (chats or plain texts) by the key of the split, and empties
-        `sample_prompt`, which `read` sets.
-        May change the tokenizer's template and end of text, with notes.
+        `sample_prompt`, which `read` sets. May change the tokenizer's template and end of text,
+        with notes.
 
         Raises:
             ConfigError: `assistant_only_loss` for plain texts, `completion_only_loss` for whole
@@ -216,8 +216,7 @@ class Sft(ChatTask):
         """Read examples with `input_ids` and `targets`; with packing a block holds several of them.
 
         The first evaluation split also sets `sample_prompt`, the prompt of `sample`. Notes say how
-        many
-        rows became several examples or were dropped.
+        many rows became several examples or were dropped.
 
         Raises:
             ConfigError: A row that the template cannot write, or without a target.
@@ -407,8 +406,7 @@ class Sft(ChatTask):
         """Decode the first training example, with its targets between « and ».
 
         Examples that are left out are passed over; None if the first 100 are. In a mixture it is
-        from
-        the first source.
+        from the first source.
         """
         examples: Any = self.train
         if isinstance(examples, MixedExamples):

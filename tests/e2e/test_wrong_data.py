@@ -683,7 +683,7 @@ FOLDERS: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
         "weights of another model",
         called_otherwise,
         [],
-        ["41 of the model's 41", "called otherwise"],
+        ["41 of the model's 41", "have other names there"],
     ),
     ("an adapter", adapter, [], ["adapter (peft)", "merge_and_unload"]),
     (
