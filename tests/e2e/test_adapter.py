@@ -264,7 +264,7 @@ WRONG = [
         [*LORA, "adapter.modules_to_save=[]"],
         ["is not in the model's weights", "leave adapter.modules_to_save null"],
     ),
-    ([*LORA, "optimizer=muon"], ["optimizer=muon", "factors of a LoRA", "nothing is left"]),
+    ([*LORA, "optimizer=muon"], ["optimizer=muon", "factors of a LoRA", "nothing to step"]),
     ([*TASK, "model=pretrained", "model.path=run/model"], ["an adapter (peft)", "merge=true"]),
     (
         [*TASK, "model=pretrained", "model.path=run"],
