@@ -198,10 +198,11 @@ def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
 def _redraw_head(
     auto: Any, model: PreTrainedModel, config: ModelConfig, spec: ModelSpec, new: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Redraw the head in place if its classes differ from the rows', even if their number is equal.
+    """Redraw the head in place if its classes differ from those of the rows.
 
-    The parameters of the head are those whose shape depends on the number of classes. Weights are
-    normal with the model's `initializer_range`, biases 0, as transformers draws them.
+    Also if their number is equal. The parameters of the head are those whose shape depends on the
+    number of classes. Weights are normal with the model's `initializer_range`, biases 0, as
+    transformers draws them.
 
     Args:
         auto: The transformers class that builds the model.

@@ -380,9 +380,11 @@ class Task(ABC):
         The tokens are 0 if there are no `input_ids`, as for images.
         """
         if "attention_mask" in batch:
-            return int(batch["attention_mask"].sum()), int(batch["attention_mask"].shape[0])
+            mask = batch["attention_mask"]
+            return int(mask.sum()), len(mask)
         first = next(iter(batch.values()))
-        return (first.numel() if "input_ids" in batch else 0), int(first.shape[0])
+        tokens = first.numel() if "input_ids" in batch else 0  # nothing is padded
+        return tokens, len(first)
 
     def sample(
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int

@@ -201,6 +201,7 @@ class ChatTask(Task):
             return
         unknown = template.unknown_tokens()
         if unknown:
+            # These two end a turn with a control token of their own.
             other_names = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
             self.notes.append(
                 f"warning: {template.origin}: the tokenizer does not know {', '.join(unknown)} and"

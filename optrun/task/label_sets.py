@@ -167,9 +167,9 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
 
 
 def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
-    """Return the classes of the checkpoint, else of the pretrained head if it has all columns.
+    """Return the classes of the checkpoint, else of the pretrained head, for label columns.
 
-    The names of the columns if the head lacks one.
+    If the head lacks one of the columns, it is the names of the columns.
 
     Raises:
         ConfigError: A column is no class of the checkpoint.

@@ -119,8 +119,7 @@ def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute -log s(beta (chosen - rejected) - gamma): SimPO, arXiv:2405.14734, Eq. 6.
 
     Both are mean log-probabilities of a token here. With `label_smoothing` e it is the expected
-    loss
-    if the answers are exchanged with probability e.
+    loss if the answers are exchanged with probability e.
     """
     flipped = config.label_smoothing
     margin = _margin(config, scores) - config.simpo_gamma

@@ -73,7 +73,10 @@ class RetrievalMetrics(MetricAccumulator):
         self.embedded = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics over all rows; NaN if there was none."""
+        """Compute the mean loss and the metrics of `retrieval`; NaN if there was no row.
+
+        With negatives also accuracy: the share of them less similar to the query than its positive.
+        """
         if not self.embedded:
             return dict.fromkeys(self.names, math.nan)
         vectors = np.concatenate([batch_vectors for batch_vectors, _ in self.embedded])

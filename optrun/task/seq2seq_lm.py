@@ -57,7 +57,7 @@ class Seq2SeqLm(Task):
         for split in source.splits:
             target = target_column(source, split)
             key = digest_if_known("all-targets-1", split.content, target)
-            cached_result(key, partial(_expect_targets, split, target))
+            cached_result(key, partial(_refuse_missing_targets, split, target))
 
     def read(
         self,
@@ -134,8 +134,10 @@ def _columns(source: Source, split: Split) -> tuple[str, str]:
     return text_column(source, split, taken=(target,)), target
 
 
-def _expect_targets(split: Split, column: str) -> bool:
-    """Refuse the first row with an empty or missing target; True if there is none, to be cached.
+def _refuse_missing_targets(split: Split, column: str) -> bool:
+    """Refuse the first row with an empty or missing target.
+
+    True if every row has one; the caller caches this.
 
     Raises:
         ConfigError: With the row and the column.

@@ -177,7 +177,7 @@ class Sft(ChatTask):
     def _note_answer_spans(self, split: Split) -> None:
         """Note how answers are found, and warn if the template drops a part of them.
 
-        Only if the template has no generation marks; the first 100 rows show it.
+        Does nothing if the template has generation marks. The first 100 rows are read.
         """
         template = self._template_without_marks
         if template is None:
