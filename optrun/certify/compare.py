@@ -73,19 +73,22 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
 
 
 def _counters(snapshot: Snapshot) -> dict[str, object]:
-    """Copy the counters of a checkpoint, without any from the clock."""
+    """Copy the counters of a checkpoint, without those that depend on the clock.
+
+    These are `seconds`, and `perf/...` among the last metrics, here and in `without_end`: the
+    counters as they would be without an evaluation at the end.
+    """
     train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
     train["without_end"] = dict(train.get("without_end", {}))
     for counters in (train, train["without_end"]):
         if "last" in counters:
-            counters["last"] = {
-                key: value for key, value in counters["last"].items() if not key.startswith("perf/")
-            }
+            last = counters["last"]
+            counters["last"] = {k: value for k, value in last.items() if not k.startswith("perf/")}
     return train
 
 
 def _metrics_lines(run: RunDir) -> dict[str, object]:
-    """Map `line 1`, `line 2`, ... to their metrics, without any from the clock."""
+    """Map `line 1`, `line 2`, ... to their metrics, without those that depend on the clock."""
     lines: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records, 1):
         lines[f"line {number}"] = {
@@ -99,7 +102,14 @@ def _metrics_lines(run: RunDir) -> dict[str, object]:
 def _compare_tensors(
     name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
 ) -> Section:
-    """Compare named tensors bit by bit; `one` is the undisturbed run, `file` for the message."""
+    """Compare named tensors bit by bit.
+
+    Args:
+        name: Name of the section.
+        file: Name of the checkpoint's file, for the message.
+        one: Tensors of the undisturbed run; their count and digest are reported.
+        two: Tensors of the other run.
+    """
     digests = {key: tensor_digest(tensor) for key, tensor in one.items()}
     difference = _first_tensor_difference(one, two)
     if difference is not None:

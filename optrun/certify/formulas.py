@@ -48,12 +48,13 @@ Formula: TypeAlias = Callable[[Tensor, Tensor, Slot, Hyperparameters], Tensor]
 """(weights, gradient, state, hyper-parameters) -> new weights; updates the state in place.
 
 In the formulas w are the weights, g the gradient, s the state, n the hyper-parameters, u the update
-and t the step of the bias correction.
+and t the step of the bias correction. t is the number of the optimizer's step (`n.step`), or for
+some packages that of the tensor's gradients (`s.grad_count`).
 """
 
 
 def _update_moments(g: Tensor, s: Slot, n: Hyperparameters) -> None:
-    """Replace both moments by those after a gradient."""
+    """Replace both moments in the state by those after a gradient."""
     b1, b2 = n.betas
     s.m = b1 * s.m + (1 - b1) * g
     s.v = b2 * s.v + (1 - b2) * g * g
@@ -82,10 +83,14 @@ def _uncorrected_update(s: Slot, n: Hyperparameters) -> Tensor:
     return s.m / (torch.sqrt(s.v) + n.eps)
 
 
-def _adapted(
+def _lamb_step(
     w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, t: int, *, adapts: bool = True
 ) -> Tensor:
-    """Take LAMB's step: Adam's direction plus decay, times the trust ratio if `adapts`, else 1."""
+    """Return weights after LAMB's step; replaces the moments in `s`.
+
+    With u = Adam's direction, corrected for step t, + decay w, these are w - lr |w| / |u| u if
+    `adapts`, else w - lr u.
+    """
     _update_moments(g, s, n)
     u = _adam_update(s, n, t) + n.decay * w
     ratio = _trust_ratio(_norm(w), _norm(u)) if adapts else 1.0
@@ -95,20 +100,22 @@ def _adapted(
 def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute timm 1.0's step, timm/optim/lamb.py, without its clip.
 
-    Apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`.
+    LAMB; the ratio of a tensor without decay is 1. Also apex's step, csrc/multi_tensor_lamb.cu,
+    with `adam_w_mode`.
     """
-    return _adapted(w, g, s, n, n.step, adapts=n.decay != 0)
+    return _lamb_step(w, g, s, n, n.step, adapts=n.decay != 0)
 
 
 def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of apex with `use_nvlamb`, timm's `always_adapt`."""
-    return _adapted(w, g, s, n, n.step)
+    return _lamb_step(w, g, s, n, n.step)
 
 
 def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute DeepSpeed's step, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`.
 
-    min_coeff 0.01, max_coeff 10.
+    u = m / (sqrt(v) + eps) + decay w without bias correction, which scales lr instead. The trust
+    ratio is bounded by 0.01 (min_coeff) and 10 (max_coeff).
     """
     _update_moments(g, s, n)
     b1, b2 = n.betas
@@ -119,13 +126,13 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 
 def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
-    return _adapted(w, g, s, n, n.step)
+    return _lamb_step(w, g, s, n, n.step)
 
 
 def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of Keras 3, keras/src/optimizers/lamb.py.
 
-    Decay by the base class, before the norms.
+    The base class decays the weights before the norms are taken: w = w - lr decay w.
     """
     _update_moments(g, s, n)
     w = w - n.lr * n.decay * w
@@ -136,7 +143,8 @@ def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of pytorch_optimizer 4.1.
 
-    Decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t).
+    Decoupled decay, then u = m / (sqrt(v) + eps) and a trust ratio min(|w|, 10) / (|u| + eps). lr
+    is divided by 1 - b1^t, and v is not corrected.
     """
     _update_moments(g, s, n)
     w = w * (1 - n.lr * n.decay)
@@ -158,7 +166,7 @@ def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> T
 
 def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
-    return _adapted(w, g, s, n, s.grad_count, adapts=n.decay > 0)
+    return _lamb_step(w, g, s, n, s.grad_count, adapts=n.decay > 0)
 
 
 def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -166,11 +174,14 @@ def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor
 
     A list of names exempts from decay and adaptation alike.
     """
-    return _adapted(w, g, s, n, n.step, adapts=not n.excluded)
+    return _lamb_step(w, g, s, n, n.step, adapts=not n.excluded)
 
 
 def _adamax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, maximum: Tensor) -> Tensor:
-    """Take Adamax's step; `maximum`: the new running maximum of |g|, with eps where it is added."""
+    """Return weights after Adamax's step; replaces the state in `s`.
+
+    `maximum` is the new running maximum of |g|, with eps where the package adds it.
+    """
     b1, _ = n.betas
     s.m = b1 * s.m + (1 - b1) * g
     s.v = maximum
@@ -201,7 +212,7 @@ def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of Keras 3, keras/src/optimizers/adamax.py.
 
-    Eps beside the maximum, decay by the base class.
+    The base class decays the weights first. eps is added to the maximum where it divides.
     """
     b1, b2 = n.betas
     w = w - n.lr * n.decay * w
@@ -222,10 +233,10 @@ def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2.
 
-    The schedule's multiplier alone.
+    The decay is multiplied with the schedule's multiplier, lr / peak. A peak of 0 changes nothing.
     """
     _update_moments(g, s, n)
-    if not n.peak:  # a tensor that does not train
+    if not n.peak:
         return w
     return w - n.lr / n.peak * (n.peak * _adam_update(s, n, s.grad_count) + n.decay * w)
 

@@ -8,15 +8,17 @@ from collections.abc import Callable
 import torch
 
 _STEPS = 3
-_CARRIED = ("state", "param_groups", "defaults")
+_IN_STATE_DICT = ("state", "param_groups", "defaults")
+"""Attributes that the state dict or the constructor restores."""
 Builder = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 
 
 def hidden_attributes(build: Builder) -> list[str]:
     """List attributes that `step` changes and a new optimizer does not get from the state dict.
 
-    Only numbers, texts, tensors, and lists and dicts of them are looked at, after one more step of
-    both, which fills what is merely computed once.
+    An optimizer takes three steps, and a second one loads its state dict. Then both take one more
+    step, so that attributes which a step computes anew are equal. Only numbers, texts, tensors,
+    and lists, tuples and dicts of them are compared.
 
     Args:
         build: Makes the optimizer over named parameters.
@@ -24,6 +26,7 @@ def hidden_attributes(build: Builder) -> list[str]:
     Returns:
         Names such as `BeliefSign.t`.
     """
+    # 1. Find the attributes that steps change.
     params = _parameters()
     stepped = build(params)
     before = _plain_attributes(stepped)
@@ -33,14 +36,15 @@ def hidden_attributes(build: Builder) -> list[str]:
     changed = [name for name, value in after.items() if not _same(before.get(name), value)]
     if not changed:
         return []
+    # 2. Find those among them that a state dict does not restore.
     resumed = build([(name, torch.nn.Parameter(p.detach().clone())) for name, p in params])
     resumed.load_state_dict(copy.deepcopy(stepped.state_dict()))
     for optimizer in (stepped, resumed):
         _step(optimizer, _STEPS)
-    after = _plain_attributes(stepped)
-    loaded = _plain_attributes(resumed)
-    kind = type(stepped).__name__
-    return [f"{kind}.{name}" for name in changed if not _same(loaded.get(name), after[name])]
+    expected = _plain_attributes(stepped)
+    restored = _plain_attributes(resumed)
+    lost = [name for name in changed if not _same(restored.get(name), expected[name])]
+    return [f"{type(stepped).__name__}.{name}" for name in lost]
 
 
 def _parameters() -> list[tuple[str, torch.nn.Parameter]]:
@@ -52,7 +56,10 @@ def _parameters() -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _step(optimizer: torch.optim.Optimizer, number: int) -> None:
-    """Take one step with gradients drawn from the step number."""
+    """Take one step with gradients drawn from the step number.
+
+    An optimizer whose attribute `takes_loss` is set gets a closure that returns a falling loss.
+    """
     generator = torch.Generator().manual_seed(number + 1)
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -64,16 +71,19 @@ def _step(optimizer: torch.optim.Optimizer, number: int) -> None:
 
 
 def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """Copy the plain attributes (`_is_plain`), without state, groups and defaults."""
+    """Copy the attributes with plain values (`_is_plain`), except state, groups and defaults."""
     return {
         name: copy.deepcopy(value)
         for name, value in vars(optimizer).items()
-        if name not in _CARRIED and _is_plain(value)
+        if name not in _IN_STATE_DICT and _is_plain(value)
     }
 
 
 def _is_plain(value: object) -> bool:
-    """Tell whether a value is a number, text, tensor, or a nesting of them; parameters are not."""
+    """Tell whether a value is None, a number, text or tensor, or dicts, lists, tuples of these.
+
+    False for a parameter.
+    """
     if isinstance(value, dict):
         return all(_is_plain(item) for pair in value.items() for item in pair)
     if isinstance(value, (list, tuple)):

@@ -17,7 +17,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Options
 from optrun.base.plain import PlainDict
 from optrun.certify.formulas import FORMULAS, FormulaReference, Hyperparameters
-from optrun.certify.packages import PACKAGES, ClassReference, ParamsSide
+from optrun.certify.packages import PACKAGES, ClassReference, TorchStepper
 from optrun.certify.problem import Problem, make_problem
 from optrun.config.dialects import DIALECTS, dialect_options
 from optrun.config.types import in_yaml
@@ -89,7 +89,7 @@ class Stepper(Protocol):
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstDifference:
     """The first step after which the weights of the two optimizers differ."""
 
     step: int
@@ -117,7 +117,8 @@ class Verdict:
     groups: int
     largest: float
     """Largest relative difference (`relative_difference`), up to the first step that differs."""
-    parting: Parting | None = None
+    parting: FirstDifference | None = None
+    """None: the weights agree after every step."""
     terms: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     """Overrides that make them equal; empty if they are, or if nothing that was tried does."""
@@ -132,7 +133,7 @@ class Verdict:
         return {**asdict(self), "equal": self.equal}
 
 
-class Ours(ParamsSide):
+class Ours(TorchStepper):
     """An optimizer from `build_optimizer`, over a copy of the problem's weights.
 
     Args:
@@ -186,9 +187,9 @@ class Ours(ParamsSide):
         return hyperparameters
 
     def set_lr(self, hyperparameters: Mapping[str, Hyperparameters]) -> None:
-        """Set the lr of each group to its peak times the multiplier of the step.
+        """Set the lr of each group to its peak lr times the multiplier of the step.
 
-        The multiplier is that of the first tensor with a peak above 0; 1 if there is none.
+        The multiplier is lr / peak of the first tensor whose peak is not 0; 1 if there is none.
         """
         multiplier = 1.0
         for tensor in hyperparameters.values():
@@ -200,10 +201,11 @@ class Ours(ParamsSide):
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
-    """Return the largest difference over their tensor's largest entry, and its flat index.
+    """Return the largest difference relative to the largest entry of `theirs`, and its flat index.
 
-    The divisor is the largest finite entry of `theirs`, at least 1e-6. Two NaN are equal; NaN
-    against a number is infinity.
+    Entries are compared by absolute value. The largest finite entry of `theirs` counts, but at
+    least 1e-6. Two NaN are equal, as are two equal infinities; NaN against a number is an infinite
+    difference.
 
     Example:
         >>> relative_difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
@@ -212,7 +214,6 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
     if not theirs.numel():
         return 0.0, 0
     differences = (ours - theirs).abs().nan_to_num(nan=torch.inf)
-    # Also two equal infinities, whose difference is NaN.
     differences[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0
     largest_entry = max(float(theirs.abs().nan_to_num().max()), 1e-6)
     return float(differences.max()) / largest_entry, int(differences.argmax())
@@ -232,37 +233,38 @@ class Comparison:
 
     @property
     def full_agreement(self) -> int:
-        """The `agreement` of equal optimizers: tensors times steps."""
+        """The `agreement` of two equal optimizers: tensors times steps."""
         return len(self.problem.weights) * len(self.problem.grads)
 
-    def find_parting(self, ours: Stepper) -> tuple[Parting | None, float]:
+    def find_first_difference(self, ours: Stepper) -> tuple[FirstDifference | None, float]:
         """Find the first step after which a tensor differs by more than `RELATIVE`.
 
         Args:
             ours: Our optimizer, before its first step; it is stepped.
 
         Returns:
-            That step, or None; and the largest relative difference up to it.
+            That step with the tensor that differs most, or None; and the largest relative
+            difference of any tensor up to that step.
         """
         largest = 0.0
         steps = weights_after_steps(ours, self.problem, self.hyperparameters)
         for step, (weights, reference) in enumerate(zip(steps, self.reference, strict=True), 1):
-            largest_in_step = 0.0
-            parting = None
+            largest_in_step = RELATIVE
+            first = None
             for name, weight in weights.items():
                 difference, index = relative_difference(weight, reference[name])
                 largest = max(largest, difference)
-                if difference > max(largest_in_step, RELATIVE):
+                if difference > largest_in_step:
                     largest_in_step = difference
                     our_entry = float(weight.flatten()[index])
                     their_entry = float(reference[name].flatten()[index])
-                    parting = Parting(step, name, our_entry, their_entry)
-            if parting is not None:
-                return parting, largest
+                    first = FirstDifference(step, name, our_entry, their_entry)
+            if first is not None:
+                return first, largest
         return None, largest
 
     def agreement(self, choice: str, options: Mapping[str, object]) -> int:
-        """Count the steps before the first difference of each tensor, and sum over tensors.
+        """Count the steps in which each tensor agrees, up to its first difference; sum the counts.
 
         Args:
             choice: Name of our optimizer.
@@ -297,7 +299,7 @@ def certify(
     seed: int,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
-    """Compare an optimizer with that of a package, a formula or another class.
+    """Compare our optimizer with a package's, a formula or another class, step by step.
 
     Args:
         config: Our optimizer, as `build_optimizer` takes it.
@@ -315,6 +317,7 @@ def certify(
         ConfigError: There is no such dialect and no such optimizer; or the other class cannot be
             built or fails at a step.
     """
+    # 1. Set up both optimizers over the same weights and hyper-parameters.
     shapes = {name: tuple(param.shape) for group in groups for name, param in group["params"]}
     problem = make_problem(shapes, steps, seed)
     family = choice if choice in DIALECTS else family_of(dialect)
@@ -326,16 +329,18 @@ def certify(
         for step, multiplier in enumerate(problem.multipliers, start=1)
     ]
     title, reference = build_reference(family, dialect, problem, hyperparameters[0])
+    # 2. Step both, and compare.
     try:
         theirs = list(weights_after_steps(reference, problem, hyperparameters))
     except Exception as error:  # whatever a class of others raises
         raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
     comparison = Comparison(groups, lr, problem, hyperparameters, theirs)
-    parting, largest = comparison.find_parting(ours)
+    first_difference, largest = comparison.find_first_difference(ours)
     verdict = Verdict(
-        choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting
+        choice, family, dialect, title, steps, len(shapes), len(groups), largest, first_difference
     )
-    if parting is None or choice not in DIALECTS:
+    # 3. If they differ, find the options that make them equal, and the terms these belong to.
+    if first_difference is None or choice not in DIALECTS:
         return verdict
     watch("looking for the term")
     changes = find_closing_options(comparison, choice, dialect, options)
@@ -375,10 +380,10 @@ def build_reference(
     problem: Problem,
     hyperparameters: Mapping[str, Hyperparameters],
 ) -> tuple[str, Stepper]:
-    """Build the optimizer to compare with, and return its title and itself.
+    """Return the title of the optimizer to compare with, and the optimizer.
 
-    For a dialect it is the class of its package; if that is not installed, or unknown here, a
-    formula. Any other name is a registered class.
+    For a dialect it is the class of its package, or a formula if the package is not installed or
+    has no class for torch. Any other name is that of a registered optimizer.
 
     Args:
         family: The choice with dialects, see `family_of`.
@@ -404,8 +409,8 @@ def build_reference(
     except ConfigError as error:
         dialects = dict.fromkeys(chain.from_iterable(DIALECTS.values()))
         raise ConfigError(
-            f"dialect={dialect}: no package whose formula is known here, and no optimizer that is"
-            f" registered. {did_you_mean(dialect, dialects)} For a class of your own, add --plugin"
+            f"dialect={dialect}: expected a package whose formula is known here, or a registered"
+            f" optimizer. {did_you_mean(dialect, dialects)} For a class of your own, add --plugin"
             " FILE.py."
         ) from error
     title = f"{cls.__qualname__}, the class of optimizer={dialect}"
@@ -419,7 +424,7 @@ def build_reference(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Map the options in dialects and `ALTERNATIVES` to their defaults."""
+    """Return the defaults of the options that a dialect sets or `ALTERNATIVES` lists."""
     params = [("w", torch.nn.Parameter(torch.ones(1)))]
     optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
     keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}
@@ -429,9 +434,11 @@ def defaults_of(choice: str) -> PlainDict:
 def find_closing_options(
     comparison: Comparison, choice: str, dialect: str, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Find few options whose change makes our optimizer equal to the other one.
+    """Find a few changed options that make our optimizer equal to the other one.
 
-    Tries the presets of the dialects first, and reduces the first that fits; then single options.
+    First the presets are tried: that of `dialect`, none, and those of other dialects. `eps` and
+    `weight_decay` stay. From the first preset that works, changes that are not needed are removed.
+    If none works, one option after another is changed, see `_change_one_by_one`.
 
     Args:
         comparison: The steps of the other optimizer.
@@ -440,7 +447,7 @@ def find_closing_options(
         options: Current options of our optimizer.
 
     Returns:
-        New value by option, none of which can be left out; None if nothing makes them equal.
+        New value by option; None if nothing makes them equal.
     """
     defaults = defaults_of(choice)
     shared = {key: options[key] for key in ("eps", "weight_decay") if key in options}
@@ -450,14 +457,23 @@ def find_closing_options(
     for preset in dict.fromkeys(presets):
         target = {**defaults, **dialect_options(choice, preset, **shared)}
         changes = {key: value for key, value in target.items() if options.get(key) != value}
-        if not _makes_equal(comparison, choice, options, changes):
-            continue
-        for key in list(changes):
-            fewer = {other: value for other, value in changes.items() if other != key}
-            if _makes_equal(comparison, choice, options, fewer):
-                changes = fewer
-        return changes
+        if _makes_equal(comparison, choice, options, changes):
+            return _without_unneeded(comparison, choice, options, changes)
     return _change_one_by_one(comparison, choice, options)
+
+
+def _without_unneeded(
+    comparison: Comparison,
+    choice: str,
+    options: Mapping[str, object],
+    changes: dict[str, object],
+) -> dict[str, object]:
+    """Remove changes one by one, as long as the optimizers stay equal; return the others."""
+    for key in list(changes):
+        fewer = {other: value for other, value in changes.items() if other != key}
+        if _makes_equal(comparison, choice, options, fewer):
+            changes = fewer
+    return changes
 
 
 def _makes_equal(
@@ -473,9 +489,10 @@ def _makes_equal(
 def _change_one_by_one(
     comparison: Comparison, choice: str, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Change one option after another, always the one that adds most agreement.
+    """Change one option after another to a value of `ALTERNATIVES`, until the optimizers are equal.
 
-    Returns the new value by option; None if no change helps before the optimizers are equal.
+    Each time the change is made that adds most to the `agreement`. Returns the new value by option;
+    None if no change adds anything and the optimizers still differ.
     """
     changes: dict[str, object] = {}
     agreement = comparison.agreement(choice, options)

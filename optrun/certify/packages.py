@@ -63,8 +63,8 @@ PACKAGES: Mapping[str, Mapping[str, Package]] = {
 """timm's clipping of gradients is off, because optrun clips outside of the optimizer."""
 
 
-class ParamsSide:
-    """A side of a comparison: a torch optimizer over its own copy of the weights.
+class TorchStepper:
+    """A torch optimizer over its own copy of the weights, to compare with another one.
 
     A subclass sets `optimizer`, built over `params`.
 
@@ -85,20 +85,20 @@ class ParamsSide:
     def step(
         self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
     ) -> None:
-        """Set gradients, maybe None, and learning rates, and step the optimizer."""
+        """Set the gradients (None: the tensor has none) and the learning rates, and take a step."""
         for name, grad in grads.items():
             self.params[name].grad = None if grad is None else grad.clone()
         self.set_lr(hyperparameters)
         self.optimizer.step()
 
     def set_lr(self, hyperparameters: Mapping[str, Hyperparameters]) -> None:
-        """Set the lr of each group for a step; the groups have one parameter each, in order."""
+        """Set the lr of each group for a step; each group has one parameter, in order of names."""
         for name, group in zip(self.params, self.optimizer.param_groups, strict=True):
             group["lr"] = hyperparameters[name].lr
 
 
-class ClassReference(ParamsSide):
-    """An optimizer class, built with one group for each tensor.
+class ClassReference(TorchStepper):
+    """An optimizer of a given class, built with one group for each tensor.
 
     Args:
         cls: The class.

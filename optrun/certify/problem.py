@@ -1,4 +1,4 @@
-"""Weights and gradients that tell optimizers apart.
+"""Weights and gradients for which optimizers with different formulas differ.
 
 Every term of an update has an effect on some tensor at some step.
 """
@@ -21,11 +21,11 @@ the bounds on norm and trust ratio; zero."""
 GRAD_SCALES = (1.0, 1e-3, 1e-6)
 """Standard deviations of gradients, in turn; eps is not negligible beside the last one."""
 
-MISSING = (3, 6)
+STEPS_WITHOUT_GRADIENT = (3, 6)
 """Steps, from 0, at which every fifth tensor has no gradient."""
 
-ZERO = 5
-"""Step at which every third tensor has a gradient of 0."""
+STEP_WITH_ZERO_GRADIENT = 5
+"""Step, from 0, at which every third tensor has a gradient of 0."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,15 @@ class Problem:
 
 
 def make_problem(shapes: Mapping[str, Sequence[int]], steps: int, seed: int) -> Problem:
-    """Draw weights and gradients for a comparison.
+    """Draw weights and gradients for a comparison, in float64.
+
+    Their scales, missing gradients and zero gradients are those of the constants above. The
+    multiplier of the lr falls linearly from 1 towards 0.5.
 
     Args:
         shapes: Shape of each tensor by name; sides are cut to `LARGEST`. The order matters.
         steps: Number of optimizer steps.
-        seed: Of the random generator.
+        seed: Seed of the random generator.
 
     Example:
         >>> problem = make_problem({"weight": (64, 3), "bias": (3,)}, 4, 0)
@@ -63,20 +66,20 @@ def make_problem(shapes: Mapping[str, Sequence[int]], steps: int, seed: int) -> 
             [min(side, LARGEST) for side in shape], generator=generator, dtype=torch.float64
         )
 
-    weights = {
-        name: WEIGHT_SCALES[index % len(WEIGHT_SCALES)] * draw(shape)
-        for index, (name, shape) in enumerate(shapes.items())
-    }
+    weights: dict[str, Tensor] = {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        weights[name] = WEIGHT_SCALES[index % len(WEIGHT_SCALES)] * draw(shape)
     grads: list[dict[str, Tensor | None]] = []
     for step in range(steps):
         step_grads: dict[str, Tensor | None] = {}
         for index, (name, shape) in enumerate(shapes.items()):
+            # Each tensor gets another scale every four steps.
             grad = GRAD_SCALES[(index + step // 4) % len(GRAD_SCALES)] * draw(shape)
-            if step in MISSING and index % 5 == 4:
-                step_grads[name] = None
-            elif step == ZERO and index % 3 == 0:
-                step_grads[name] = grad * 0
-            else:
-                step_grads[name] = grad
+            is_missing = step in STEPS_WITHOUT_GRADIENT and index % 5 == 4
+            is_zero = step == STEP_WITH_ZERO_GRADIENT and index % 3 == 0
+            if is_zero:
+                grad = grad * 0
+            step_grads[name] = None if is_missing else grad
         grads.append(step_grads)
-    return Problem(weights, grads, [1 - step / (2 * steps) for step in range(steps)])
+    multipliers = [1 - step / (2 * steps) for step in range(steps)]
+    return Problem(weights, grads, multipliers)

@@ -12,7 +12,7 @@ from pathlib import Path
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import Section, compare
-from optrun.certify.trial import Child, Kill, Main, Tempo, TrialFailed, Trials, import_all
+from optrun.certify.trial import Child, Durations, Kill, Main, TrialFailed, Trials, import_all
 
 _KILLS_PER_RUN = 8
 
@@ -88,10 +88,10 @@ def certify(
     folder: Path,
     watch: Callable[[str], None],
 ) -> Certificate:
-    """Compare an undisturbed run with killed and resumed runs.
+    """Compare an undisturbed run with runs that were killed and resumed.
 
-    Each killed run takes up to `_KILLS_PER_RUN` kills. More runs follow until `kills` are reached,
-    or one differs.
+    A run is killed up to 8 times. Runs follow each other until there were `kills` kills, or until
+    one differs or fails.
 
     Args:
         main: Runs a command line and returns its exit code.
@@ -109,25 +109,13 @@ def certify(
     Raises:
         TrialFailed: The undisturbed run fails, so there is nothing to compare with.
     """
-    import optrun.runner.train  # noqa: F401  # before the first fork, so that every trial finds it imported
+    import optrun.runner.train  # noqa: F401  # before the first fork, so that every child has it imported
 
+    # 1. The undisturbed run.
     start = time.monotonic()
     watch("the run without a kill")
-    straight = RunDir(folder / "straight")
-    imported = folder / "imported"
-    command = [*argv, f"hydra.run.dir={straight.path}"]
-    child = Child(main, command, folder / "straight.log", imported)
-    try:
-        code = child.wait()
-        if code != 0:
-            raise TrialFailed(
-                f"the run ends with exit code {code} although nobody killed it:\n"
-                f"{child.last_lines()}"
-            )
-    finally:
-        child.kill()
-    import_all(imported)
-    summary = read_summary(straight.summary)
+    undisturbed = _run_undisturbed(main, argv, folder)
+    summary = read_summary(undisturbed.summary)
     certificate = Certificate(
         list(argv),
         steps,
@@ -137,6 +125,7 @@ def certify(
         hardware=summary["hardware"],
     )
 
+    # 2. Runs with kills, each compared with it.
     def report_kill(kill: Kill) -> None:
         watch(f"kill {len(trials.kills)} of {kills}: {kill.victim}, {kill.fell}")
 
@@ -144,7 +133,7 @@ def certify(
         main,
         list(argv),
         folder,
-        _estimate_tempo(straight, time.monotonic() - start),
+        _estimate_durations(undisturbed, time.monotonic() - start),
         random.Random(seed),
         report_kill,
     )
@@ -155,7 +144,7 @@ def certify(
             name = f"killed-{certificate.runs + 1}"
             killed = trials.run_with_kills(name, min(remaining, _KILLS_PER_RUN))
             certificate.runs += 1
-            certificate.sections = compare(straight, killed, steps)
+            certificate.sections = compare(undisturbed, killed, steps)
     except TrialFailed as error:
         certificate.failure = str(error)
     certificate.starts = trials.starts
@@ -163,18 +152,44 @@ def certify(
     return certificate
 
 
-def _estimate_tempo(straight: RunDir, seconds: float) -> Tempo:
+def _run_undisturbed(main: Main, argv: Sequence[str], folder: Path) -> RunDir:
+    """Run the command line without a kill, and import the modules that it has imported.
+
+    Raises:
+        TrialFailed: It ends with another exit code than 0.
+    """
+    run = RunDir(folder / "straight")
+    imported = folder / "imported"
+    command = [*argv, f"hydra.run.dir={run.path}"]
+    child = Child(main, command, folder / "straight.log", imported)
+    try:
+        code = child.wait()
+    finally:
+        child.kill()
+    if code != 0:
+        raise TrialFailed(
+            f"the run ends with exit code {code} although nobody killed it:\n{child.last_lines()}"
+        )
+    import_all(imported)
+    return run
+
+
+def _estimate_durations(undisturbed: RunDir, seconds: float) -> Durations:
     """Estimate the seconds of start, step and save from the metrics of the undisturbed run.
 
-    `seconds` is the duration of its process. A start takes 0.05 s at least, a save 0.01 s if none
-    was measured.
+    A save takes the median of the measured ones, 0.01 s without any. A start takes what training
+    does not, at least 0.05 s.
+
+    Args:
+        undisturbed: Directory of that run.
+        seconds: Duration of its process.
     """
-    records = read_metrics(straight.metrics).records
+    records = read_metrics(undisturbed.metrics).records
     times = [float(record["time"]) for record in records]
     key = "perf/checkpoint_write_seconds"
     saves = sorted(float(record[key]) for record in records if key in record)
     training_seconds = max(times, default=0.0)
-    return Tempo(
+    return Durations(
         start=max(seconds - training_seconds, 0.05),
         step=training_seconds / max(len(times), 1),
         save=saves[len(saves) // 2] if saves else 0.01,

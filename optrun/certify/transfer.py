@@ -55,7 +55,7 @@ def certify(
     steps: int,
     watch: Callable[[str], None] = lambda text: None,  # noqa: ARG005
 ) -> list[CoordinateCheck]:
-    """Check a configuration's parametrization by training models of several widths and depths.
+    """Check a configuration's parametrization by training models of several widths, then depths.
 
     Args:
         request: Must have a constant schedule and small batches.
@@ -79,11 +79,13 @@ def certify(
             f"model={config.model.name} adapter={config.adapter.name}: a coordinate check builds"
             " models of several widths from scratch. Take model=from_config and adapter=none."
         )
+    # 1. The base model, under the standard parametrization.
     parametrization = config.parametrization
     base = parametrization.base if isinstance(parametrization, MupConfig) else {}
     small = replace(config, parametrization=StandardParametrizationConfig(name="standard"))
     small = replace(small, model=replace(config.model, config=merged(config.model.config, base)))
     prepared = prepare(small)
+    # 2. The configuration keys that grow with width and with depth.
     architecture = prepared.model.config
     width_keys = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
     depth_keys = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
@@ -94,14 +96,15 @@ def certify(
         depth_keys = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
     if not depths:
         depths = (1, 2, 4) if depth_keys else ()
+    # 3. One check for each that has sizes.
     checks = []
     for along, sizes, keys in (("width", widths, width_keys), ("depth", depths, depth_keys)):
         if not sizes:
             continue
         if not keys or not all(isinstance(size, int | Mapping) for size in keys.values()):
             raise ConfigError(
-                f"optrun certify transfer: {along}: {type(architecture).__name__} has no key for it"
-                " that is known. Name it with its value at the base:"
+                f"optrun certify transfer: {along}: it is not known which key of"
+                f" {type(architecture).__name__} sets it. Give the key with its value at the base:"
                 " parametrization.base.KEY=NUMBER."
             )
         base_request = replace(request, config=small)
@@ -136,9 +139,10 @@ class _ModelBuilder:
     """The first steps' micro-batches, the same for all models; filled by the first one."""
 
     def config_of(self, size: float, seed: int) -> RunConfig:
-        """Build the configuration of a model.
+        """Return the configuration of a model: the base with its keys multiplied by the size.
 
-        At size 1 it is the base itself, under the standard parametrization.
+        At size 1 it has the standard parametrization, at larger sizes the one to check, with the
+        keys as its `base`.
         """
         config = replace(self.request.config, seed=seed)
         model = replace(
@@ -152,11 +156,14 @@ class _ModelBuilder:
         )
 
     def __call__(self, size: float, seed: int) -> SizedModel:
-        """Build the model in float64 on the CPU, without dropout; `size`: factor of the base."""
+        """Build the model in float64 on the CPU, without dropout, with functions to run it.
+
+        The first call draws the batches, which all models share. `size` is a factor of the base.
+        """
         self.watch(f"{self.along} x{size:g}, seed {seed}")
         config = self.config_of(size, seed)
         model, _, sizes = initial_model(config, self.prepared.spec)
-        disable_dropout(model)  # its noise has a size of its own
+        disable_dropout(model)  # its noise would be measured as a change
         prepared = replace(self.prepared, model=model.double(), sizes=sizes)
         setup = assemble(replace(self.request, config=config), prepared, torch.device("cpu")).setup
         if not self.batches:  # the same for all sizes
@@ -175,7 +182,7 @@ class _ModelBuilder:
 
 
 def _scale_values(value: object, factor: int) -> Any:
-    """Multiply the whole numbers in nested mappings; other values stay as they are."""
+    """Multiply the whole numbers in nested mappings by a factor; return other values unchanged."""
     if isinstance(value, Mapping):
         return {key: _scale_values(entry, factor) for key, entry in value.items()}
     if isinstance(value, int) and not isinstance(value, bool):

@@ -72,7 +72,10 @@ class Child:
             self._become(main, argv)
 
     def _become(self, main: Main, argv: list[str]) -> None:
-        """Run the command line in the forked process; never returns."""
+        """Run the command line in the forked process, with its output in the log; never returns.
+
+        Leads a new process group, and reads nothing from the standard input.
+        """
         code = 1
         try:
             os.setpgid(0, 0)
@@ -95,7 +98,7 @@ class Child:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Tell whether the process has ended, without waiting; sets `code` if it has."""
+        """Tell whether the process has ended, without waiting; if so, store its exit `code`."""
         if self.code is None:
             process, status = os.waitpid(self.process, os.WNOHANG)
             if process != 0:
@@ -110,9 +113,9 @@ class Child:
         return self.code
 
     def ranks(self) -> list[int]:
-        """List the ranks started by the process; each leads a process group.
+        """List the process ids of its ranks: children that lead process groups of their own.
 
-        Without /proc the list is empty.
+        Empty on systems without /proc.
         """
         children = Path(f"/proc/{self.process}/task/{self.process}/children")
         ranks = []
@@ -124,11 +127,11 @@ class Child:
         return ranks
 
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
-        """Kill the process or one of its ranks at random, then all others, and wait for their end.
+        """Kill the process or one of its ranks at random, and wait until all have ended.
 
-        If the victim is a rank, the process may first end by itself. Then `kill` ends the whole
-        process group of the process. A rank that leads a group of its own ends when it notices that
-        the process is gone.
+        If the victim is a rank, the process is left to end itself. Then its process group is
+        killed. Other ranks lead groups of their own, and end when they notice that the process is
+        gone.
 
         Args:
             ranks: Process ids of its ranks.
@@ -149,7 +152,7 @@ class Child:
         start = time.monotonic()
         while any(map(_is_alive, ranks)):
             if time.monotonic() - start > _LEAVING_SECONDS:
-                raise TrialFailed("a rank is left behind by a run that was killed.")
+                raise TrialFailed("a rank is still alive a minute after its run was killed.")
             time.sleep(0.005)
         if victim == self.process:
             return "the process"
@@ -170,7 +173,7 @@ class Child:
 
 
 def _is_alive(process: int) -> bool:
-    """Tell whether a process runs; one that has ended and was not yet fetched does not."""
+    """Tell whether a process runs, by /proc; a zombie or dead one (`Z`, `X`) does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -178,7 +181,7 @@ def _is_alive(process: int) -> bool:
 
 
 @dataclass
-class Tempo:
+class Durations:
     """Seconds of each phase of the undisturbed run, to draw moments for kills from."""
 
     start: float
@@ -190,7 +193,7 @@ class Tempo:
 
 
 def import_all(imported: Path) -> None:
-    """Import the modules of a child, so later children start faster.
+    """Import the modules that a child has imported, so that later children start faster.
 
     Args:
         imported: The file of module names that the child wrote.
@@ -215,7 +218,7 @@ class Trials:
     """The command line of the run, without its directory."""
     folder: Path
     """Where runs go."""
-    tempo: Tempo
+    durations: Durations
     """Durations of the undisturbed run, from which the moments are drawn."""
     rng: random.Random
     """Chooses moments and victims."""
@@ -229,15 +232,22 @@ class Trials:
     def run_with_kills(self, name: str, kills: int) -> RunDir:
         """Start the run, kill it up to `kills` times, and resume it until it ends.
 
+        A kill is aimed at a save in 90 % of the cases, at training in 7.5 %, else at a start. After
+        each start and after the end the run is checked.
+
+        Args:
+            name: Name of its directory in `folder`, which must not exist.
+            kills: Largest number of kills; the run may end before.
+
         Raises:
-            TrialFailed: A start failed, or did not resume from the newest whole checkpoint; or
-                `optrun verify` finds damage after a kill.
+            TrialFailed: A start failed, or did not resume from the newest complete checkpoint; or
+                `optrun verify` finds damage.
         """
         run = RunDir(self.folder / name)
         run.path.mkdir(parents=True)
         while True:
-            before = committed(run)
-            resumes = _count_resumes(run)
+            step_before = newest_checkpoint_step(run)
+            resumes_before = _count_resumes(run)
             child = Child(
                 self.main,
                 [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"],
@@ -248,32 +258,31 @@ class Trials:
                 phase = ""
                 victim = None
                 if kills > 0:
-                    # A save in 90 % of the cases, the riskiest phase.
                     phase = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
                     self._wait_for_moment(phase, run, child)
                     victim = self._kill_unless_ended(child)
-                if victim is None:
-                    code = child.wait()
-                    self._refuse_wrong_start(run, before, resumes)
-                    if code != 0:
-                        raise TrialFailed(
-                            f"a start of the run ended with exit code {code}:\n{child.last_lines()}"
-                        )
-                    _refuse_damage(run)
-                    return run
+                code = child.wait()
             finally:
                 child.kill()
-            self._refuse_wrong_start(run, before, resumes)
+            self._refuse_wrong_start(run, step_before, resumes_before)
+            if victim is None and code != 0:
+                raise TrialFailed(
+                    f"a start of the run ended with exit code {code}:\n{child.last_lines()}"
+                )
             _refuse_damage(run)
+            if victim is None:
+                return run
             kills -= 1
-            kill = Kill(phase, _phase_of_kill(run, before), committed(run), victim)
+            phase_found = _phase_of_kill(run, step_before)
+            kill = Kill(phase, phase_found, newest_checkpoint_step(run), victim)
             self.kills.append(kill)
             self.watch(kill)
 
     def _kill_unless_ended(self, child: Child) -> str | None:
-        """Kill the process or one of its ranks, and name the victim.
+        """Kill the process or one of its ranks, and return `the process` or `a rank`.
 
-        Returns None if the process has ended before, or ends with exit code 0 all the same.
+        Returns None if the process had ended before the kill, or ended with exit code 0 although
+        one of its ranks was killed.
         """
         if child.ended():
             return None
@@ -283,7 +292,7 @@ class Trials:
         return victim
 
     def _wait_for_moment(self, phase: str, run: RunDir, child: Child) -> None:
-        """Wait for a random moment within a phase, or for the end of the run.
+        """Wait for a random moment within a phase, or until the run ends.
 
         Args:
             phase: `start`: some time after now; `training`: within the step after one or two more
@@ -295,11 +304,11 @@ class Trials:
             TrialFailed: The run hangs.
         """
         if phase == "start":
-            self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
+            self._wait_until(child, lambda: False, self.rng.uniform(0, self.durations.start))
         elif phase == "training":
             lines = _count_metrics_lines(run) + self.rng.randint(1, 2)
             self._wait_until(child, lambda: _count_metrics_lines(run) >= lines)
-            self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.step))
+            self._wait_until(child, lambda: False, self.rng.uniform(0, self.durations.step))
         else:
             saves = self.rng.randint(1, 2)
             leftovers = set(_temporary_folders(run))
@@ -310,7 +319,7 @@ class Trials:
                 return len(seen - leftovers) >= saves
 
             self._wait_until(child, has_begun_saves)
-            self._wait_until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
+            self._wait_until(child, lambda: False, self.rng.uniform(0, 0.6 * self.durations.save))
 
     def _wait_until(
         self, child: Child, condition: Callable[[], bool], seconds: float | None = None
@@ -330,39 +339,40 @@ class Trials:
                 )
             time.sleep(_LOOK)
 
-    def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
-        """Refuse a start unless it went on from the newest complete checkpoint.
+    def _refuse_wrong_start(self, run: RunDir, step_before: int, resumes_before: int) -> None:
+        """Refuse a start that resumed from another checkpoint than the newest complete one.
 
-        Does nothing if the summary cannot be read, as after a kill before it was written.
+        The summary lists the resumes. Does nothing if it cannot be read, as after a kill before it
+        was written.
 
         Args:
             run: Directory of the run.
-            before: Step of that checkpoint; -1 if there was none.
-            resumes: Number of resumes that the summary listed before this start.
+            step_before: Step of the newest complete checkpoint before the start; -1 without one.
+            resumes_before: Number of resumes that the summary listed before the start.
 
         Raises:
-            TrialFailed: It went on from another step.
+            TrialFailed: It resumed from another step.
         """
         try:
-            entries = read_summary(run.summary)["resumes"][resumes:]
+            new_resumes = read_summary(run.summary)["resumes"][resumes_before:]
         except (OSError, ValueError, KeyError):
             return
-        for entry in entries:
-            if entry["from_step"] != max(before, 0):
+        for entry in new_resumes:
+            if entry["from_step"] != max(step_before, 0):
                 raise TrialFailed(
-                    f"a start of the run went on from step {entry['from_step']}, although step"
-                    f" {before} was committed."
+                    f"a start of the run resumed from step {entry['from_step']}, although the"
+                    f" newest complete checkpoint was that of step {step_before}."
                 )
 
 
 def _refuse_damage(run: RunDir) -> None:
     """Raise TrialFailed if `optrun verify` would find damage in a run."""
-    wrong = run_problems(run)
-    if wrong:
-        raise TrialFailed(f"nothing but the process was harmed, and optrun verify says: {wrong[0]}")
+    problems = run_problems(run)
+    if problems:
+        raise TrialFailed(f"only the process was killed, but optrun verify says: {problems[0]}")
 
 
-def committed(run: RunDir) -> int:
+def newest_checkpoint_step(run: RunDir) -> int:
     """Return the step of the newest complete checkpoint; -1 if there is none."""
     folder, _ = latest_complete(run)
     if folder is None:
@@ -394,12 +404,15 @@ def _temporary_folders(run: RunDir) -> list[str]:
         return []
 
 
-def _phase_of_kill(run: RunDir, before: int) -> str:
-    """Infer the phase of a killed process from the files it left.
+def _phase_of_kill(run: RunDir, step_before: int) -> str:
+    """Infer the phase in which a process was killed from the files that it left.
+
+    A temporary folder means a save, a folder to be deleted a deletion, and a metrics line after
+    `step_before` training.
 
     Args:
         run: Directory of the run.
-        before: Step of the newest checkpoint when the process was started; -1 if there was none.
+        step_before: Step of the newest checkpoint when the process was started; -1 without one.
 
     Returns:
         A value of `Kill.fell`.
@@ -412,6 +425,6 @@ def _phase_of_kill(run: RunDir, before: int) -> str:
     steps: list[int] = []
     if run.metrics.is_file():
         steps = [record["step"] for record in read_metrics(run.metrics).records]
-    if max(steps, default=0) > max(before, 0):
+    if max(steps, default=0) > max(step_before, 0):
         return "in training"
     return "before the first step"

@@ -343,7 +343,7 @@ def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(trials, "trial", lambda device: "they fail there: a compiler is missing")
     assert why_unavailable("cuda") == "they fail there: a compiler is missing"
     with pytest.raises(
-        ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cpu, they need .*TRITON_INTERPRET=1"
+        ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cpu: they need .*TRITON_INTERPRET=1"
     ):
         kernel_of(Lamb([torch.nn.Parameter(torch.ones(1))]), "cpu")
     monkeypatch.setitem(sys.modules, "triton", None)
