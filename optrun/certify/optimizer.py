@@ -159,7 +159,9 @@ class Ours(TorchStepper):
     def hyperparameters(
         self, multiplier: float, step: int, eps: float, betas: tuple[float, float]
     ) -> dict[str, Hyperparameters]:
-        """Read the hyper-parameters of each tensor in one step, by name.
+        """Return the hyper-parameters of each tensor in one step, by name.
+
+        They are read from the groups; the decay of a tensor that a list of names excludes is 0.
 
         Args:
             multiplier: Factor on the peak learning rate in this step.

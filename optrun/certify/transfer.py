@@ -145,15 +145,15 @@ class _ModelBuilder:
         keys as its `base`.
         """
         config = replace(self.request.config, seed=seed)
-        model = replace(
-            config.model, config=merged(config.model.config, _scale_values(self.keys, int(size)))
-        )
-        larger = self.parametrization
-        if isinstance(larger, MupConfig):
-            larger = replace(larger, base=dict(self.keys))
-        return replace(
-            config, model=model, parametrization=config.parametrization if size == 1 else larger
-        )
+        grown_keys = _scale_values(self.keys, int(size))
+        model = replace(config.model, config=merged(config.model.config, grown_keys))
+        config = replace(config, model=model)
+        if size == 1:
+            return config
+        parametrization = self.parametrization
+        if isinstance(parametrization, MupConfig):
+            parametrization = replace(parametrization, base=dict(self.keys))
+        return replace(config, parametrization=parametrization)
 
     def __call__(self, size: float, seed: int) -> SizedModel:
         """Build the model in float64 on the CPU, without dropout, with functions to run it.

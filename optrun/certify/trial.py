@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from optrun.artifacts.atomic import DOOMED
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
@@ -247,7 +248,7 @@ class Trials:
         run.path.mkdir(parents=True)
         while True:
             step_before = newest_checkpoint_step(run)
-            resumes_before = _count_resumes(run)
+            resumes_before = len(_resumes(run))
             child = Child(
                 self.main,
                 [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"],
@@ -304,12 +305,12 @@ class Trials:
             TrialFailed: The run hangs.
         """
         if phase == "start":
-            self._wait_until(child, lambda: False, self.rng.uniform(0, self.durations.start))
+            self._wait_randomly(child, self.durations.start)
         elif phase == "training":
             lines = _count_metrics_lines(run) + self.rng.randint(1, 2)
             self._wait_until(child, lambda: _count_metrics_lines(run) >= lines)
-            self._wait_until(child, lambda: False, self.rng.uniform(0, self.durations.step))
-        else:
+            self._wait_randomly(child, self.durations.step)
+        else:  # each save writes a temporary folder of its own
             saves = self.rng.randint(1, 2)
             leftovers = set(_temporary_folders(run))
             seen: set[str] = set()
@@ -319,23 +320,26 @@ class Trials:
                 return len(seen - leftovers) >= saves
 
             self._wait_until(child, has_begun_saves)
-            self._wait_until(child, lambda: False, self.rng.uniform(0, 0.6 * self.durations.save))
+            self._wait_randomly(child, 0.6 * self.durations.save)
 
-    def _wait_until(
-        self, child: Child, condition: Callable[[], bool], seconds: float | None = None
-    ) -> None:
-        """Wait until a condition holds, the child has ended, or `seconds` have passed.
+    def _wait_randomly(self, child: Child, longest: float) -> None:
+        """Wait for a random time of up to `longest` seconds, or until the child has ended."""
+        end = time.monotonic() + self.rng.uniform(0, longest)
+        while not child.ended() and time.monotonic() < end:
+            time.sleep(_LOOK)
+
+    def _wait_until(self, child: Child, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds or the child has ended.
 
         Raises:
-            TrialFailed: None of these within `_HANGING_SECONDS`.
+            TrialFailed: Neither happens within 15 minutes.
         """
         start = time.monotonic()
         while not child.ended() and not condition():
-            if seconds is not None and time.monotonic() - start >= seconds:
-                return
             if time.monotonic() - start > _HANGING_SECONDS:
                 raise TrialFailed(
-                    f"nothing happens for {_HANGING_SECONDS:g} s:\n{child.last_lines()}"
+                    f"the run hangs: nothing happened for {_HANGING_SECONDS:g} s. Its last"
+                    f" output:\n{child.last_lines()}"
                 )
             time.sleep(_LOOK)
 
@@ -353,11 +357,7 @@ class Trials:
         Raises:
             TrialFailed: It resumed from another step.
         """
-        try:
-            new_resumes = read_summary(run.summary)["resumes"][resumes_before:]
-        except (OSError, ValueError, KeyError):
-            return
-        for entry in new_resumes:
+        for entry in _resumes(run)[resumes_before:]:
             if entry["from_step"] != max(step_before, 0):
                 raise TrialFailed(
                     f"a start of the run resumed from step {entry['from_step']}, although the"
@@ -380,12 +380,12 @@ def newest_checkpoint_step(run: RunDir) -> int:
     return step_of(folder)
 
 
-def _count_resumes(run: RunDir) -> int:
-    """Count the resumes in the summary of a run; 0 if it cannot be read."""
+def _resumes(run: RunDir) -> list[Any]:
+    """List the resumes in the summary of a run; none if it cannot be read."""
     try:
-        return len(read_summary(run.summary)["resumes"])
+        return list(read_summary(run.summary)["resumes"])
     except (OSError, ValueError, KeyError):
-        return 0
+        return []
 
 
 def _count_metrics_lines(run: RunDir) -> int:

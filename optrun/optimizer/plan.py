@@ -87,17 +87,7 @@ class Memory:
         their values in memory, and must not overlap a parameter. If all addresses are those of the
         last accepted gradients, the overlap is not checked again.
         """
-        if (
-            set(map(type, grads)) != _PLAIN_TYPES
-            or [grad.layout for grad in grads] != self._layouts
-            # Torch keeps `.grad` in the parameter's dtype; other data usually have another size.
-            or [grad.nbytes for grad in grads] != self._sizes
-            or set(map(Tensor.get_device, grads)) != {self._device}
-            or not all(map(Tensor.is_contiguous, grads))
-            # A lazily negated view is the imaginary part of a complex tensor. Only one of a single
-            # element is contiguous.
-            or any(grads[i].is_neg() for i in self._single_numbers)
-        ):
+        if not self._are_like_params(grads):
             return False
         addresses = _addresses(grads)
         if addresses == self.grad_addresses:
@@ -111,6 +101,22 @@ class Memory:
         ends = begins + self._grad_sizes
         next_params = torch.searchsorted(self._param_ends, begins, right=True)
         return not bool((self._param_begins[next_params] < ends).any())
+
+    def _are_like_params(self, grads: list[Tensor]) -> bool:
+        """Tell whether gradients are plain contiguous tensors of the parameters' sizes and device.
+
+        Sizes are compared in bytes: torch keeps `.grad` in the dtype of the parameter, and other
+        data would have another size. A lazily negated view, the imaginary part of a complex tensor,
+        is contiguous only if it has one element.
+        """
+        return (
+            set(map(type, grads)) == _PLAIN_TYPES
+            and [grad.layout for grad in grads] == self._layouts
+            and [grad.nbytes for grad in grads] == self._sizes
+            and set(map(Tensor.get_device, grads)) == {self._device}
+            and all(map(Tensor.is_contiguous, grads))
+            and not any(grads[i].is_neg() for i in self._single_numbers)
+        )
 
 
 @dataclass

@@ -138,11 +138,11 @@ def load_named_state(
     for group, values in zip(optimizer.param_groups, counters, strict=True):
         _refuse_nonnumeric_counters(group, values)
     averaged = averaged_params(optimizer)
-    trained = {
-        name: _unpack({"tensor": [f"{name}/{TRAINED}", list(param.shape)]}, tensors, unused)
-        for name, param in params.items()
-        if param in averaged
-    }
+    training_weights: dict[str, Tensor] = {}
+    for name, param in params.items():
+        if param in averaged:
+            packed = {"tensor": [f"{name}/{TRAINED}", list(param.shape)]}
+            training_weights[name] = _unpack(packed, tensors, unused)
     attributes = {key: _unpack(value, tensors, unused) for key, value in meta["attributes"].items()}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
@@ -153,8 +153,9 @@ def load_named_state(
     for group, values in zip(optimizer.param_groups, counters, strict=True):
         group.update(values)
     with torch.no_grad():
-        for name, value in trained.items():
-            params[name].copy_(shard_like(value, params[name]).to(params[name].device))
+        for name, weights in training_weights.items():
+            param = params[name]
+            param.copy_(shard_like(weights, param).to(param.device))
 
 
 def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
