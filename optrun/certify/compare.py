@@ -48,32 +48,36 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     Raises:
         CheckpointError: A checkpoint is missing or damaged.
     """
-    one = load_checkpoint(straight.checkpoint(step))
-    two = load_checkpoint(other.checkpoint(step))
-    counters_one = _counters(one)
-    counters_two = _counters(two)
-    order_one = {key: counters_one.pop(key) for key in _ORDER_KEYS}
-    order_two = {key: counters_two.pop(key) for key in _ORDER_KEYS}
+    undisturbed = load_checkpoint(straight.checkpoint(step))
+    resumed = load_checkpoint(other.checkpoint(step))
+    undisturbed_counters = _counters(undisturbed)
+    resumed_counters = _counters(resumed)
+    undisturbed_order = {key: undisturbed_counters.pop(key) for key in _ORDER_KEYS}
+    resumed_order = {key: resumed_counters.pop(key) for key in _ORDER_KEYS}
     return [
-        _compare_tensors("weights", names.CHECKPOINT_MODEL, one.model, two.model),
+        _compare_tensors("weights", names.CHECKPOINT_MODEL, undisturbed.model, resumed.model),
         _compare_tensors(
-            "optimizer state", names.CHECKPOINT_OPTIMIZER, one.optimizer, two.optimizer
+            "optimizer state", names.CHECKPOINT_OPTIMIZER, undisturbed.optimizer, resumed.optimizer
         ),
         _compare_values(
-            "optimizer counters and groups", one.metadata.optimizer, two.metadata.optimizer
+            "optimizer counters and groups",
+            undisturbed.metadata.optimizer,
+            resumed.metadata.optimizer,
         ),
-        _compare_values("schedule", one.metadata.scheduler, two.metadata.scheduler),
-        _compare_values("loss scale", one.metadata.scaler, two.metadata.scaler),
-        _compare_values("random states", one.metadata.random, two.metadata.random),
-        _compare_values("sample order", order_one, order_two),
-        _compare_values("counters", counters_one, counters_two),
-        _compare_values("callbacks", one.metadata.callbacks or {}, two.metadata.callbacks or {}),
+        _compare_values("schedule", undisturbed.metadata.scheduler, resumed.metadata.scheduler),
+        _compare_values("loss scale", undisturbed.metadata.scaler, resumed.metadata.scaler),
+        _compare_values("random states", undisturbed.metadata.random, resumed.metadata.random),
+        _compare_values("sample order", undisturbed_order, resumed_order),
+        _compare_values("counters", undisturbed_counters, resumed_counters),
+        _compare_values(
+            "callbacks", undisturbed.metadata.callbacks or {}, resumed.metadata.callbacks or {}
+        ),
         _compare_values("metrics lines", _metrics_lines(straight), _metrics_lines(other)),
     ]
 
 
 def _counters(snapshot: Snapshot) -> dict[str, object]:
-    """Copy the counters of a checkpoint, without those that depend on the clock.
+    """Copy the counters of a checkpoint, except all measures of time.
 
     These are `seconds`, and `perf/...` among the last metrics, here and in `without_end`: the
     counters as they would be without an evaluation at the end.
@@ -88,7 +92,7 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
 
 
 def _metrics_lines(run: RunDir) -> dict[str, object]:
-    """Map `line 1`, `line 2`, ... to their metrics, without those that depend on the clock."""
+    """Map `line 1`, `line 2`, ... to their metrics, except all measures of time."""
     lines: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records, 1):
         lines[f"line {number}"] = {
@@ -187,8 +191,8 @@ def _first_difference_of_lists(one: list[object], two: list[object], where: str)
     """Describe the first difference of two lists, see `first_difference`."""
     if len(one) != len(two):
         return f"{where}: {len(one)} entries against {len(two)}"
-    for index, (left, right) in enumerate(zip(one, two, strict=True)):
-        difference = first_difference(left, right, f"{where}[{index}]")
+    for index, (entry_one, entry_two) in enumerate(zip(one, two, strict=True)):
+        difference = first_difference(entry_one, entry_two, f"{where}[{index}]")
         if difference is not None:
             return difference
     return None

@@ -54,7 +54,7 @@ some packages that of the tensor's gradients (`s.grad_count`).
 
 
 def _update_moments(g: Tensor, s: Slot, n: Hyperparameters) -> None:
-    """Replace both moments in the state by those after a gradient."""
+    """Update both moments in the state by a gradient."""
     b1, b2 = n.betas
     s.m = b1 * s.m + (1 - b1) * g
     s.v = b2 * s.v + (1 - b2) * g * g

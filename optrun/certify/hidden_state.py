@@ -14,7 +14,7 @@ Builder = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer
 
 
 def hidden_attributes(build: Builder) -> list[str]:
-    """List attributes that `step` changes and a new optimizer does not get from the state dict.
+    """List attributes changed by `step` and not restored from the state dict.
 
     An optimizer takes three steps, and a second one loads its state dict. Then both take one more
     step, so that attributes which a step computes anew are equal. Only numbers, texts, tensors,

@@ -426,7 +426,7 @@ def build_reference(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Return the defaults of the options that a dialect sets or `ALTERNATIVES` lists."""
+    """Return the defaults of the options in the dialects and in `ALTERNATIVES`."""
     params = [("w", torch.nn.Parameter(torch.ones(1)))]
     optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
     keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}
@@ -436,7 +436,7 @@ def defaults_of(choice: str) -> PlainDict:
 def find_closing_options(
     comparison: Comparison, choice: str, dialect: str, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Find a few changed options that make our optimizer equal to the other one.
+    """Find a few changes of options to make our optimizer equal to the other one.
 
     First the presets are tried: that of `dialect`, none, and those of other dialects. `eps` and
     `weight_decay` stay. From the first preset that works, changes that are not needed are removed.
@@ -472,7 +472,7 @@ def _without_unneeded(
 ) -> dict[str, object]:
     """Remove changes one by one, as long as the optimizers stay equal; return the others."""
     for key in list(changes):
-        fewer = {other: value for other, value in changes.items() if other != key}
+        fewer = {k: value for k, value in changes.items() if k != key}
         if _makes_equal(comparison, choice, options, fewer):
             changes = fewer
     return changes

@@ -88,7 +88,7 @@ def certify(
     folder: Path,
     watch: Callable[[str], None],
 ) -> Certificate:
-    """Compare an undisturbed run with runs that were killed and resumed.
+    """Compare an undisturbed run with killed and resumed runs.
 
     A run is killed up to 8 times. Runs follow each other until there were `kills` kills, or until
     one differs or fails.
@@ -153,7 +153,7 @@ def certify(
 
 
 def _run_undisturbed(main: Main, argv: Sequence[str], folder: Path) -> RunDir:
-    """Run the command line without a kill, and import the modules that it has imported.
+    """Run the command line without a kill, and import the modules imported by it.
 
     Raises:
         TrialFailed: It ends with another exit code than 0.

@@ -114,7 +114,7 @@ class Child:
         return self.code
 
     def ranks(self) -> list[int]:
-        """List the process ids of its ranks: children that lead process groups of their own.
+        """List the process ids of its ranks: children with process groups of their own.
 
         Empty on systems without /proc.
         """
@@ -194,7 +194,7 @@ class Durations:
 
 
 def import_all(imported: Path) -> None:
-    """Import the modules that a child has imported, so that later children start faster.
+    """Import the modules imported by a child, for a faster start of later children.
 
     Args:
         imported: The file of module names that the child wrote.
@@ -344,7 +344,7 @@ class Trials:
             time.sleep(_LOOK)
 
     def _refuse_wrong_start(self, run: RunDir, step_before: int, resumes_before: int) -> None:
-        """Refuse a start that resumed from another checkpoint than the newest complete one.
+        """Refuse a start unless it resumed from the newest complete checkpoint.
 
         The summary lists the resumes. Does nothing if it cannot be read, as after a kill before it
         was written.
@@ -405,7 +405,7 @@ def _temporary_folders(run: RunDir) -> list[str]:
 
 
 def _phase_of_kill(run: RunDir, step_before: int) -> str:
-    """Infer the phase in which a process was killed from the files that it left.
+    """Infer the phase of a killed process from the files left by it.
 
     A temporary folder means a save, a folder to be deleted a deletion, and a metrics line after
     `step_before` training.

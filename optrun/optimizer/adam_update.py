@@ -1,4 +1,4 @@
-"""Adam's update of a batch, with everything that its descendants here vary."""
+"""Adam's update of a batch, with the options of all optimizers here built on it."""
 
 from __future__ import annotations
 

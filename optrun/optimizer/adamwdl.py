@@ -1,4 +1,4 @@
-"""AdamWDL: AdamW with a learning rate that falls from layer to layer, as in PaddleNLP.
+"""AdamWDL: AdamW with a learning rate falling from layer to layer, as in PaddleNLP.
 
 torch's AdamW has no ratio per tensor. `param_groups=layerwise` gives the same layer scales to every
 optimizer; this class is for those who come from PaddleNLP with its arguments, or want its decay as
@@ -153,7 +153,7 @@ class AdamWDL(BatchOptimizer):
         return config
 
     def _resolve(self) -> None:
-        """Store the lr ratio of each parameter, and the names of those that do not decay.
+        """Store the lr ratio of each parameter, and the names of parameters without decay.
 
         Raises:
             ValueError: `apply_decay_param_fun` is given and the parameters have no names.
@@ -219,7 +219,7 @@ class AdamWDL(BatchOptimizer):
         return self._lr_ratios.get(name, 1.0), self.decays(name)
 
     def _scalars(self, group: Group, traits: tuple[float, bool], counters: Scalars) -> Scalars:
-        """Return `lr`, which is that of the group times the ratio, and `keep` by `decay_form`.
+        """Return `lr`, the group's lr times the ratio, and `keep` by `decay_form`.
 
         PaddleNLP multiplies the weights with 1 - lr weight_decay first, before the ratio, and with
         the base lr unless a schedule drives it. This factor is left out if lr is 0.
@@ -245,7 +245,7 @@ class AdamWDL(BatchOptimizer):
 
 
 def _refuse_unscaled_blocks(rate: float, names: list[str], ratios: Mapping[str, float]) -> None:
-    """Refuse ratios of `layerwise_lr_decay` that scale no block, because of the names.
+    """Refuse ratios of `layerwise_lr_decay` if the names lead it to scale no block.
 
     It finds blocks by `encoder.layers.<number>` and embeddings by `embedding`. Without such blocks
     it would scale embeddings alone, which is worse than nothing. Names without any number, of a
@@ -269,7 +269,7 @@ def _refuse_unscaled_blocks(rate: float, names: list[str], ratios: Mapping[str, 
 
 
 def _refuse_other_names(name_dict: Mapping[str, str], names: list[str]) -> None:
-    """Refuse a `name_dict` whose keys are not exactly the names of the parameters."""
+    """Refuse a `name_dict` unless its keys are exactly the names of the parameters."""
     for name in names:
         if name not in name_dict:
             raise ValueError(

@@ -52,7 +52,7 @@ def _multi_tensor_ademamix(batch: Batch) -> None:
 
 
 def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
-    """Return the weight of the slow moment at a step, which grows linearly from 0 to `alpha`.
+    """Return the weight of the slow moment at a step; it grows linearly from 0 to `alpha`.
 
     Args:
         step: Number of the step, from 1.
@@ -69,7 +69,7 @@ def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
 
 
 def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
-    """Return the decay of the slow moment at a step, which grows from `beta1` to `beta3`.
+    """Return the decay of the slow moment at a step; it grows from `beta1` to `beta3`.
 
     The half-life of an average with decay b is log(1/2) / log(b) steps. It grows linearly, and so
     does 1 / log(b).

@@ -181,7 +181,7 @@ class NamedOptimizer(Optimizer):
             self._refresh_groups()
 
     def _restore_functions(self, keys: Sequence[str], group: Group) -> dict[str, StepFunction]:
-        """Restore the functions of the step of a group that was loaded from a state dict.
+        """Restore the functions of the step of a group loaded from a state dict.
 
         A state dict holds only the names of these options, so the functions are those that this
         optimizer was built with.
@@ -206,7 +206,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def _check_options(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
-        """Check options in place, and return those that are functions of the step.
+        """Check options in place, and return the functions of the step among them.
 
         In `options` a function is replaced by its value at step 0, and then each value by the
         result of its checker in `CHECKS`, such as a tuple for a list.
@@ -339,7 +339,7 @@ class NamedOptimizer(Optimizer):
         return False
 
     def step_unless(self, found_inf: Tensor) -> None:
-        """Take a step that changes no weight and no state tensor if a flag on the device is set.
+        """Take a step, but change no weight and no state tensor if a flag on the device is set.
 
         The host does not read the flag, so the step counts in any case: if it was set, the caller
         restores the counters by `set_counters`.
@@ -370,7 +370,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
-        """Describe what drives the learning rate; None if nothing does, so that `set_lr` may.
+        """Describe the driver of the learning rate; None without one, so `set_lr` may set it.
 
         A scheduler is named first, then a function of the step.
         """
@@ -382,7 +382,7 @@ class NamedOptimizer(Optimizer):
         return None
 
     def _lr_scheduler(self) -> str | None:
-        """Name the scheduler that drives the lr; None without one.
+        """Name the scheduler driving the lr; None without one.
 
         A scheduler of optrun sets `_lr_driven_by`; one of torch is recognised because it wraps
         `step`.
@@ -563,7 +563,7 @@ class NamedOptimizer(Optimizer):
                     )
 
     def _refuse_two_drivers(self) -> None:
-        """Refuse an lr that is both a function of the step and driven by a scheduler."""
+        """Refuse an lr given as a function of the step if a scheduler drives it, too."""
         scheduler = self._lr_scheduler()
         if scheduler is None:
             return
@@ -604,7 +604,7 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
 
 
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Check groups that a host has replaced, and set functions of the step; a hook of torch."""
+    """Check groups replaced by a host, and set functions of the step; a hook of torch."""
     assert isinstance(optimizer, NamedOptimizer)
     optimizer._refresh_changed_groups()
     optimizer._set_functions()

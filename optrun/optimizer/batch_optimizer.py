@@ -126,7 +126,7 @@ class BatchOptimizer(NamedOptimizer):
         return loss
 
     def _reads_flag(self, batch: Batch) -> bool:
-        """Tell whether a Triton kernel steps a batch, which reads `found_inf` on the device."""
+        """Tell whether a Triton kernel steps a batch, and so reads `found_inf` on the device."""
         device = batch.params[0].device.type
         return bool(batch.grad_addresses) and self.kernel(batch.options, device) == "triton"
 
@@ -143,7 +143,7 @@ class BatchOptimizer(NamedOptimizer):
         )
 
     def counters(self) -> Any:
-        """Return what `set_counters` restores.
+        """Return all counters of the last step, for `set_counters`.
 
         These are the step counts of the groups, the trust ratios of the last step, and the values
         of `COUNTERS` by parameter, for parameters with state.
@@ -155,7 +155,7 @@ class BatchOptimizer(NamedOptimizer):
         return super().counters(), self._ratios, counters_by_param
 
     def set_counters(self, counters: Any) -> None:
-        """Restore the result of `counters`; state that was created since then is cleared."""
+        """Restore the result of `counters`, and clear state created since then."""
         group_steps, self._ratios, counters_by_param = counters
         super().set_counters(group_steps)
         for param, state in self.state.items():

@@ -79,7 +79,7 @@ class Batch:
             torch._foreach_mul_(self.params, keeps)
 
     def subset(self, chosen: Sequence[int]) -> Batch:
-        """Return a batch with the tensors at the chosen indices, in that order.
+        """Return a batch with the tensors at the chosen indices, in their order.
 
         It shares the tensors and `rows` with this batch, and has nothing to write back.
         """
@@ -146,7 +146,7 @@ class Batch:
         self.write_backs.append(lambda: weights.copy_(work))
 
     def _append_rows(self, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append copies of the rows that a sparse gradient lists, and of their state.
+        """Append copies of the rows listed by a sparse gradient, and of their state.
 
         `write_back` copies them into the parameter, its master weight and its state. No copy is as
         large as the parameter.

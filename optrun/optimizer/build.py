@@ -85,7 +85,7 @@ def require_optimizer(config: OptimizerConfig) -> None:
 def refuse_unshardable(
     config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()
 ) -> None:
-    """Refuse optimizers that cannot step shards under `distributed=fsdp`, before ranks start.
+    """Refuse optimizers without support for shards under `distributed=fsdp`, before ranks start.
 
     The class of a plugin must set `TAKES_SHARDS = True` itself; an inherited one does not count.
     Does nothing for other values of `distributed`.
@@ -242,7 +242,7 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """Divide the entries of a group's `params` into those for Muon and those for its companion.
+    """Divide the entries of a group's `params` between Muon and its companion.
 
     For Muon are hidden matrices (`is_hidden_matrix`), unless the group's `layer` is `head`.
 

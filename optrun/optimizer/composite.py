@@ -78,7 +78,7 @@ class Composite(NamedOptimizer):
             member._lr_driven_by = value
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group to the member that its key `optimizer` names, else to the first member.
+        """Add a group to the member named by its key `optimizer`, else to the first member.
 
         If there is no such member yet, it is built; its step count begins at that of the others.
         While the constructor runs, groups are only collected, and `_build_members` builds each
@@ -106,7 +106,7 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _build_members(self) -> None:
-        """Build each member from all groups that the constructor collected for it.
+        """Build each member from all groups collected for it by the constructor.
 
         All at once, since its patterns and its `name_dict` are checked against all of its names.
         The composite keeps the groups in the order in which they were passed.

@@ -305,7 +305,7 @@ def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) 
 def _average_blocks(
     values: Mapping[tuple[str, str], float], along: str
 ) -> dict[tuple[str, str], float]:
-    """Average each (parameter, measure) over the blocks, whose number in the name becomes `*`.
+    """Average each (parameter, measure) over the blocks; their number in the name becomes `*`.
 
     Only along the depth; along the width the values are returned unchanged.
     """

@@ -138,7 +138,7 @@ def _nbytes(value: Tensor, _param: Tensor) -> int:
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
-    """Return the bytes that a state tensor will have, from that of a small parameter.
+    """Scale the bytes of a small parameter's state tensor to the real parameter.
 
     Each side of `value` but 1 is one of the small parameter's, and is replaced by the side of the
     same dimension of `param`. Returns None if a side is none of these.

@@ -188,7 +188,7 @@ def has_names(listed: Iterable[object]) -> bool:
 
 
 def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
-    """Refuse the parameters of FSDP1, which are flat slices of a buffer and have lost their shape.
+    """Refuse the parameters of FSDP1: flat slices of a buffer, without their shape.
 
     They are recognised by type or name. If a process group exists, also by their layout: all
     parameters are 1-D, and one is empty or lies in a larger buffer.

@@ -50,7 +50,7 @@ class Guard:
         return None
 
     def step(self, values: torch.Tensor) -> None:
-        """Take a step, which changes nothing if one of the values is not finite.
+        """Take a step, but change nothing if one of the values is not finite.
 
         On a CPU the optimizer is not stepped then. On another device its kernels read the flag
         `found_inf`, and nothing is copied to the host.
@@ -66,7 +66,7 @@ class Guard:
         self.step_on_device(found_inf)
 
     def step_on_device(self, found_inf: torch.Tensor) -> None:
-        """Take a step whose kernels change nothing if a flag is set; remember the counters before.
+        """Remember the counters, and take a step; its kernels change nothing if a flag is set.
 
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32.

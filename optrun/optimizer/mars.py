@@ -38,7 +38,7 @@ def _multi_tensor_mars(batch: Batch) -> None:
 
 
 def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
-    """Take Adam's step on corrected gradients, and on those of tensors that are not corrected.
+    """Take Adam's step on corrected gradients, then on tensors without correction.
 
     Tensors that are not corrected take `betas_1d`. Each gradient is then copied into `last_grad`.
     """
@@ -62,7 +62,7 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
 
 
 def _parts(batch: Batch, *, corrected: bool, one_part: bool) -> Iterator[Batch]:
-    """Yield the tensors whose scalar `corrected` has this value, in one part or in several.
+    """Yield the tensors with this value of their scalar `corrected`, in one part or in several.
 
     A part of several ends when it has `PART_SIZE` elements. Without such tensors nothing is
     yielded.

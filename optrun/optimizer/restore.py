@@ -67,7 +67,7 @@ def refuse_difference(saved: Sequence[str], current: Sequence[str]) -> None:
 
 
 def refuse_other_shape(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Refuse a state tensor whose shape cannot belong to its parameter.
+    """Refuse a state tensor if its shape cannot belong to its parameter.
 
     Accepted are the parameter's shape; that shape with 1 in place of some sides, as factored
     moments have it; and one element in another number of dimensions, such as a step count.
@@ -228,7 +228,7 @@ def shard_like(value: Tensor, param: Tensor) -> Tensor:
 def load_by_name(
     optimizer: Optimizer, state_dict: PlainMapping
 ) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
-    """Return the state and the groups that an optimizer will have after loading a state dict.
+    """Return the state and the groups of an optimizer after loading a state dict.
 
     The step count of a group is the saved one. torch saves none for a group; then it is the largest
     step count of the group's parameters.
@@ -283,7 +283,7 @@ def _largest_step(saved: Mapping[str, PlainMapping], names: Sequence[str]) -> in
 
 
 def _refuse_other_class(optimizer: Optimizer, state_dict: PlainMapping) -> None:
-    """Refuse what is no optimizer's state dict, or names a class that is not the optimizer's.
+    """Refuse a dict without `state` and `param_groups`, or of another class of optimizer.
 
     The class may be a base class of the optimizer. torch's state dicts name none.
     """
@@ -370,7 +370,7 @@ def _match_by_canonical_name(
 
 
 def _refuse_equal_names(names: Iterable[str]) -> None:
-    """Refuse two parameter names that differ only in prefixes of wrappers.
+    """Refuse two parameter names with no difference except prefixes of wrappers.
 
     Raises:
         ValueError: Naming both.
@@ -408,7 +408,7 @@ def _saved_group_of(
     saved_groups: Sequence[Group],
     locations: Mapping[str, tuple[int, Any]],
 ) -> Group:
-    """Return the saved group that all parameters of a group come from.
+    """Return the saved group with all parameters of a group.
 
     Args:
         current_group: Is returned if the group has no parameters.

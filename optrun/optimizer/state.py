@@ -180,7 +180,7 @@ def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> No
 
 
 def _refuse_nonnumeric_counters(group: Group, counters: PlainMapping) -> None:
-    """Refuse a saved counter that is no number where the group has a number."""
+    """Refuse a saved counter of another type if the group has a number."""
     for key, value in counters.items():
         if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
             raise ValueError(
@@ -214,7 +214,7 @@ def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Group) -> list[str]:
-    """List the keys of a group that are options, not counters, names or descriptions.
+    """List the options among the keys of a group, without counters, names and descriptions.
 
     For an optimizer of optrun these are its defaults and those of its members; for any other one
     the keywords of its constructor.
@@ -228,7 +228,7 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
 
 
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Collect the attributes of another library's optimizer that may be counters.
+    """Collect the possible counters among the attributes of another library's optimizer.
 
     These are public attributes that are no keywords of its constructor, with a number or an object
     that has a `state_dict`. Empty for an optimizer of optrun.
@@ -293,7 +293,7 @@ def _load_counters(
 
 
 def _refuse_other_options(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
-    """Refuse state of another library's optimizer that was saved with other options.
+    """Refuse state of another library's optimizer saved with other options.
 
     Such an option may change which state there is, and only that library knows. Compared are
     switches, names and counts: values that are int, str or None before and now. Does nothing for an
@@ -382,7 +382,7 @@ def _describe(value: object) -> Any:
 
 
 def _unpack(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
-    """Convert a value back that `_pack` converted.
+    """Convert a value back from the form of `_pack`.
 
     Args:
         value: Result of `_pack`.

@@ -169,7 +169,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         return super()._init_group({**group, "params": joined_params}, params, grads, *state)
 
     def _options_of(self, group: ParamGroup) -> list[object]:
-        """List the options that torch's update reads; they differ for groups that are not fused."""
+        """List the options read by torch's update; unique for a group without `fused`."""
         return [group["fused"] or id(group), *map(group.get, self.defaults)]
 
     def skips_on_device(self) -> bool:
@@ -239,7 +239,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
         )
 
     def _resolve(self) -> None:
-        """Keep the base lr in groups whose decay needs it, see `keep_base_lr`."""
+        """Store the base lr in each group, if its decay needs it (`keep_base_lr`)."""
         for group in self.param_groups:
             if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
                 keep_base_lr(group, group.get("functions", ()), self.defaults["lr"])
@@ -467,7 +467,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             weights.add_(update, alpha=-adjusted_lr)
 
     def _update_momentum(self, param: Tensor, group: Group) -> Tensor:
-        """Update the momentum buffer of a parameter, and return what is to be orthogonalized.
+        """Update the momentum buffer of a parameter, and return the matrix to orthogonalize.
 
         That is this process's shard of the momentum, or of its Nesterov form, in bfloat16 as in
         torch. Creates the buffer if it is missing.

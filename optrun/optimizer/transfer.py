@@ -28,7 +28,7 @@ from optrun.param_groups.growth import Growth
 
 
 def _adam(size: Growth, options: Options) -> float:
-    """Return the factor on lr of an optimizer whose updates have entries of the size of lr.
+    """Return the factor on lr if the entries of an update have the size of lr, as Adam's.
 
     It is 1/fan_in: an output is a sum over fan_in entries, which the update changes all in the same
     direction. The matrix at the end of a residual branch has the factor of the branch, too
@@ -39,7 +39,7 @@ def _adam(size: Growth, options: Options) -> float:
 
 
 def _sgd(size: Growth, options: Options) -> float:
-    """Return the factor on lr of an optimizer whose updates are proportional to the gradient.
+    """Return the factor on lr if an update is proportional to the gradient, as SGD's.
 
     Entries of a gradient scale with branch / (carried fan_out), see `_eps`. Dividing Adam's factor
     by that gives the factor here.
@@ -49,7 +49,7 @@ def _sgd(size: Growth, options: Options) -> float:
 
 
 def _lamb(size: Growth, options: Options) -> float:
-    """Return the factor on lr of an optimizer whose updates have the norm of the weight times lr.
+    """Return the factor on lr if an update has the norm of the weight times lr, as LAMB's.
 
     The norm of a matrix grows with width_init sqrt(fan_in fan_out), and its update may grow with
     sqrt(fan_out / fan_in); the factor is their quotient, 1 / (fan_in width_init). That is
@@ -62,7 +62,7 @@ def _lamb(size: Growth, options: Options) -> float:
 
 
 def _muon(size: Growth, options: Options) -> float:
-    """Return the factor on lr of Muon, whose updates get a spectral norm of sqrt(fan_out / fan_in).
+    """Return the factor on lr of Muon, for updates of spectral norm sqrt(fan_out / fan_in).
 
     torch's Muon scales the lr by shape itself (`adjust_lr_fn`), which is divided out. A vector,
     which a companion steps, has Adam's factor.
@@ -78,7 +78,7 @@ def _muon(size: Growth, options: Options) -> float:
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
-    """Return the factor by which torch's Muon scales lr for a shape; `form`: `adjust_lr_fn`."""
+    """Return the factor of torch's Muon on lr for a shape; `form`: `adjust_lr_fn`."""
     rows, columns = shape[:2]
     if form == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -298,7 +298,7 @@ def _rule_of(choice: str) -> str:
 
 
 def _refuse_options(choice: str, rule: str, group: Options) -> None:
-    """Refuse options whose best value depends on the width, and which no rule scales.
+    """Refuse options with another best value at each width and no rule to scale them.
 
     For the rule "lamb" these are its bounds and its `l1` and `l2`; for "adam" a coupled weight
     decay.
@@ -327,7 +327,7 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
 
 
 def _decay(size: Growth, options: Options, rule: str, lr_factor: float) -> float:
-    """Return the factor on weight decay by which a step decays the same share of a weight.
+    """Return the factor on weight decay, so that a step decays the same share of a weight.
 
     Decay is proportional to a power of lr that depends on its mode, so the factor is the inverse of
     `lr_factor` to that power. Within LAMB's trust ratio the decay also scales with the weights,
@@ -342,7 +342,7 @@ def _decay(size: Growth, options: Options, rule: str, lr_factor: float) -> float
 
 
 def _eps(size: Growth) -> float:
-    """Return the factor on eps by which it keeps its size relative to the gradient.
+    """Return the factor on eps to keep its size relative to the gradient.
 
     Entries of a gradient scale with 1/fan_out, and within a residual branch with its factor
     `branch`. At the end of a branch that factor is `carried` by the weight, and divided out.

@@ -65,7 +65,7 @@ class Clip:
 
 
 def clip_by_value(min_value: float, max_value: float) -> Rule:
-    """Make a rule that clips each element of a gradient to [min_value, max_value].
+    """Make a rule to clip each element of a gradient to [min_value, max_value].
 
     The rule raises ValueError for a sparse gradient if the interval leaves out 0.
     """
@@ -84,7 +84,7 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 
 
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule that scales each gradient g by min(1, max_norm / (norm of g + eps))."""
+    """Make a rule to scale each gradient g by min(1, max_norm / (norm of g + eps))."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
@@ -94,7 +94,7 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule that scales all gradients by min(1, max_norm / (their total norm + eps))."""
+    """Make a rule to scale all gradients by min(1, max_norm / (their total norm + eps))."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured

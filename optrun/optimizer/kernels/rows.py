@@ -46,7 +46,7 @@ Row = dict[str, float]
 
 
 def adam_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `adam_update._single_tensor_adam`."""
+    """Make the row of a tensor stepped by `adam_update._single_tensor_adam`."""
     beta1, beta2 = o["betas"]
     scale = x["lr"] / bias_correction(beta1, x["step"])
     root = math.sqrt(bias_correction(beta2, x["step"]))
@@ -66,7 +66,7 @@ def adam_row(o: Options, x: Scalars) -> Row:
 
 
 def adamax_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `adamax._single_tensor_adamax`."""
+    """Make the row of a tensor stepped by `adamax._single_tensor_adamax`."""
     beta1, beta2 = o["betas"]
     return {
         **SCALARS,
@@ -81,7 +81,7 @@ def adamax_row(o: Options, x: Scalars) -> Row:
 
 
 def lamb_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `lamb._single_tensor_lamb`."""
+    """Make the row of a tensor stepped by `lamb._single_tensor_lamb`."""
     beta1, beta2 = o["betas"]
     correction1, correction2, lr_factor = corrections(o, x["step"])
     return {
@@ -105,13 +105,13 @@ def lamb_row(o: Options, x: Scalars) -> Row:
 
 
 def lion_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `lion._single_tensor_lion`."""
+    """Make the row of a tensor stepped by `lion._single_tensor_lion`."""
     beta1, beta2 = o["betas"]
     return {**SCALARS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
 
 
 def schedule_free_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `schedule_free._single_tensor_schedule_free`."""
+    """Make the row of a tensor stepped by `schedule_free._single_tensor_schedule_free`."""
     _, beta2 = o["betas"]
     return {
         **SCALARS,
@@ -126,7 +126,7 @@ def schedule_free_row(o: Options, x: Scalars) -> Row:
 
 
 def ademamix_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `ademamix._single_tensor_ademamix`."""
+    """Make the row of a tensor stepped by `ademamix._single_tensor_ademamix`."""
     beta1, beta2, _ = o["betas"]
     return {
         **SCALARS,
@@ -143,7 +143,7 @@ def ademamix_row(o: Options, x: Scalars) -> Row:
 
 
 def mars_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor whose loop is `mars._single_tensor_mars`."""
+    """Make the row of a tensor stepped by `mars._single_tensor_mars`."""
     if not x["corrected"]:
         return adam_row({**o, "betas": o["betas_1d"]}, x)
     clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}

@@ -341,7 +341,7 @@ def test_plain_tensors_are_not_laid_out_one_by_one(monkeypatch: pytest.MonkeyPat
     """The usual step: one look at all tensors, none at each."""
     looked: list[torch.Tensor] = []
     monkeypatch.setattr(
-        torch_named, "_laid_out", lambda tensor, param: looked.append(tensor) or tensor
+        torch_named, "_with_strides_of", lambda param, tensor: looked.append(tensor) or tensor
     )
     params = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(2, 3).t())]
     for param, count in zip(params, (0, 3), strict=True):

@@ -132,7 +132,7 @@ def _scalar(number, REAL: tl.constexpr):
 
 @triton.jit
 def _beta(number, REAL: tl.constexpr):
-    """Return the decay beta of a moment, and 1 - beta, which is subtracted in float64."""
+    """Return the decay beta of a moment, and 1 - beta, subtracted in float64."""
     beta = tl.load(number)
     return beta.to(REAL), (1 - beta).to(REAL)
 
@@ -301,7 +301,7 @@ def lamb_moments(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Update the moments of a chunk for LAMB, and sum the squares that its norms need.
+    """Update the moments of a chunk for LAMB, and sum the squares for its norms.
 
     `sums` gets two numbers for each chunk: the sum of squared weights, and of squared directions.
     """

@@ -145,7 +145,7 @@ class Table:
         return None
 
     def _send(self, message: array[int]) -> Tensor:
-        """Copy a message to the device without waiting, by way of pinned memory that is reused."""
+        """Copy a message to the device without waiting, by way of reused pinned memory."""
         values = torch.frombuffer(message, dtype=torch.int64)
         if self._device.type != "cuda":
             return values.clone()
@@ -156,7 +156,7 @@ class Table:
         return sent
 
     def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Return pinned memory that is no longer being copied, and the event to record after use.
+        """Return free pinned memory, and the event to record after the next copy from it.
 
         Allocates memory for the longest message if none is free.
         """
@@ -183,7 +183,7 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
 
 
 def _selected(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which a device is the current one, on which Triton launches kernels."""
+    """Make a device the current one in a `with` block, because Triton launches kernels there."""
     if device.type == "cuda":
         return torch.cuda.device(device)
     return nullcontext()
