@@ -400,8 +400,8 @@ def build_reference(
     weights = {name: weight.clone() for name, weight in problem.weights.items()}
     if family is not None and dialect in DIALECTS[family]:
         package = PACKAGES[family].get(dialect)
-        cls = None if package is None else package.load()
-        if package is not None and cls is not None:
+        cls = package.load() if package else None
+        if package and cls:
             return package.title, ClassReference(cls, package.options, weights, hyperparameters)
         formula = FORMULAS[family][dialect]
         title = (formula.__doc__ or "").partition("\n")[0].removeprefix("Compute ").rstrip(".")

@@ -146,8 +146,7 @@ class Child:
         """
         victim = rng.choice([self.process, *ranks])
         if victim != self.process:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+            _send_sigkill(victim)
             self.wait()
         self.kill()
         start = time.monotonic()
@@ -164,13 +163,18 @@ class Child:
         if not self.ended():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):  # before it has a group of its own
-                os.kill(self.process, signal.SIGKILL)
+            _send_sigkill(self.process)  # it may not have a group of its own yet
             self.wait()
 
     def last_lines(self) -> str:
         """Return the last 15 lines of its output."""
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-15:])
+
+
+def _send_sigkill(process: int) -> None:
+    """Send SIGKILL to a process; nothing if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def _is_alive(process: int) -> bool:
@@ -274,8 +278,8 @@ class Trials:
             if victim is None:
                 return run
             kills -= 1
-            phase_found = _phase_of_kill(run, step_before)
-            kill = Kill(phase, phase_found, newest_checkpoint_step(run), victim)
+            fell = _phase_of_kill(run, step_before)
+            kill = Kill(phase, fell, newest_checkpoint_step(run), victim)
             self.kills.append(kill)
             self.watch(kill)
 

@@ -443,12 +443,11 @@ class NamedOptimizer(Optimizer):
         Values are those that YAML and JSON can hold: a tuple becomes a list. A function stays a
         function. Overrides of single groups are not included.
         """
+        values = {**self._apart, **self.defaults, **self._base_functions}
         config: PlainDict = {}
         for key in _keywords(type(self)):
-            if key in self._base_functions:
-                config[key] = self._base_functions[key]
-            elif key in self.defaults or key in self._apart:
-                value = self.defaults.get(key, self._apart.get(key))
+            if key in values:
+                value = values[key]
                 config[key] = list(value) if isinstance(value, tuple) else value
         return config
 

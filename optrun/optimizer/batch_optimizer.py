@@ -118,11 +118,11 @@ class BatchOptimizer(NamedOptimizer):
                     batch.found_inf = found_inf
                 elif found_inf.item():
                     continue
-            ratios_of_batches.append((batch.names, self._update(batch)))
+            ratios = self._update(batch)
+            if ratios is not None:
+                ratios_of_batches.append((batch.names, ratios))
             batch.write_back()
-        self._ratios = [
-            (names, ratios) for names, ratios in ratios_of_batches if ratios is not None
-        ]
+        self._ratios = ratios_of_batches
         return loss
 
     def _reads_flag(self, batch: Batch) -> bool:

@@ -113,10 +113,9 @@ def refuse_unshardable(
     for key, name in choices.items():
         cls = class_of(name)
         reason = f"{key}: {cls.__name__} steps whole parameters, and distributed=fsdp shards them."
-        if is_builtin(name):
-            if not getattr(cls, "TAKES_SHARDS", False):
-                raise ConfigError(f"{reason} {_NO_SHARDS}")
-        elif not vars(cls).get("TAKES_SHARDS", False):
+        if is_builtin(name) and not getattr(cls, "TAKES_SHARDS", False):
+            raise ConfigError(f"{reason} {_NO_SHARDS}")
+        if not is_builtin(name) and not vars(cls).get("TAKES_SHARDS", False):
             raise ConfigError(f"{reason} {_NO_SHARDS} {_IF_IT_DOES}")
 
 

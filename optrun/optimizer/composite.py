@@ -209,13 +209,10 @@ class Composite(NamedOptimizer):
 
     def get_config(self) -> PlainDict:
         """Return `lr`, and under `members` the keywords of each member but its `lr`."""
-        config = super().get_config()
-        members: dict[str, PlainDict] = {}
-        for name, member in self.members.items():
-            members[name] = member.get_config()
-            del members[name]["lr"]
-        config["members"] = members
-        return config
+        members = {name: member.get_config() for name, member in self.members.items()}
+        for config in members.values():
+            del config["lr"]
+        return {**super().get_config(), "members": members}
 
     def __getstate__(self) -> StateDict:
         """Return the attributes to pickle: as in `NamedOptimizer`, with the members."""

@@ -205,20 +205,14 @@ def correct_grads(
         >>> correct_grads(grads, last_grads, foreach=False, **options)
         [tensor([ 0.6000, -0.8000])]
     """
-    if not foreach:
-        corrected_grads = []
-        for grad, last_grad, sharding, strength in zip(
-            grads, last_grads, shardings, strengths, strict=True
-        ):
-            corrected = last_grad.lerp(grad, 1 + strength)
-            divisor = _divisors(norms([corrected], [sharding]))[0]
-            corrected_grads.append(corrected.div_(divisor))
-        return corrected_grads
     weights = [1 + strength for strength in strengths]
-    corrected_grads = list(torch._foreach_lerp(last_grads, grads, weights))
-    divisors = _divisors(norms(corrected_grads, shardings, foreach=True))
-    torch._foreach_div_(corrected_grads, list(divisors.unbind()))
-    return corrected_grads
+    if foreach:
+        corrected = list(torch._foreach_lerp(last_grads, grads, weights))
+    else:
+        corrected = list(map(torch.lerp, last_grads, grads, weights))
+    divisors = _divisors(norms(corrected, shardings, foreach=foreach))
+    torch._foreach_div_(corrected, list(divisors.unbind()))
+    return corrected
 
 
 def _divisors(grad_norms: Tensor) -> Tensor:

@@ -55,9 +55,7 @@ def by_float32(
         polynomial = _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c))  # b A + c A A
         x = _rounded(torch.addmm(x, polynomial, x, beta=a))
     x = x.to(torch.bfloat16)
-    if is_tall:
-        return x.T
-    return x
+    return x.T if is_tall else x
 
 
 def _has_slow_bfloat16(tensor: Tensor) -> bool:

@@ -56,11 +56,13 @@ def place_like(grad: Tensor, param: Tensor) -> Tensor:
 
     Any other gradient is returned itself.
     """
-    if not (isinstance(grad, DTensor) and isinstance(param, DTensor)):
-        return grad
-    if grad.placements == param.placements:
-        return grad
-    return grad.redistribute(placements=param.placements)
+    if (
+        isinstance(grad, DTensor)
+        and isinstance(param, DTensor)
+        and grad.placements != param.placements
+    ):
+        return grad.redistribute(placements=param.placements)
+    return grad
 
 
 def stores_its_values(tensor: Tensor) -> bool:

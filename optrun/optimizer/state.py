@@ -306,9 +306,8 @@ def _refuse_other_options(optimizer: Optimizer, group: Group, saved: Group, name
             continue
         before = saved[key]
         now = _describe(group[key])
-        if not isinstance(before, int | str | None) or not isinstance(now, int | str | None):
-            continue
-        if before != now:
+        are_compared = all(isinstance(value, int | str | None) for value in (before, now))
+        if are_compared and before != now:
             raise ValueError(
                 f"parameter {name!r}: {key} was {before}, is {now}; the state was saved with"
                 f" {key}={before}. Give that value."
@@ -335,16 +334,11 @@ def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, (list, tuple)):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_pack(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]}
-    if isinstance(value, deque):
-        return {
-            "deque": [
-                value.maxlen,
-                [_pack(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)],
-            ]
-        }
+    if isinstance(value, (list, tuple, deque)):
+        entries = [_pack(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]
+        if isinstance(value, deque):
+            return {"deque": [value.maxlen, entries]}
+        return {"list" if isinstance(value, list) else "tuple": entries}
     if isinstance(value, Mapping):
         return {
             "dict": [[key, _pack(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]

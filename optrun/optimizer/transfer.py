@@ -306,12 +306,15 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
     Raises:
         ConfigError: Naming the key and the value to give.
     """
-    no_effect: dict[str, float | None] = {}
-    if rule == "lamb":
-        no_effect = {"max_param_norm": None, "min_trust": 0.0, "max_trust": None}
-        no_effect |= {"l1": 0.0, "l2": 0.0}
+    no_effect: dict[str, float | None] = {
+        "max_param_norm": None,
+        "min_trust": 0.0,
+        "max_trust": None,
+        "l1": 0.0,
+        "l2": 0.0,
+    }
     for key, value in no_effect.items():
-        if group.get(key, value) != value:
+        if rule == "lamb" and group.get(key, value) != value:
             text = "null" if value is None else str(value)
             raise ConfigError(
                 f"parametrization=mup: the best optimizer.{key}={group[key]} depends on the width,"

@@ -138,6 +138,14 @@ def _beta(number, REAL: tl.constexpr):
 
 
 @triton.jit
+def _betas(x, REAL: tl.constexpr):
+    """Return beta1, 1 - beta1, beta2 and 1 - beta2 from the scalars of a tensor."""
+    beta1, rest1 = _beta(x + _BETA1, REAL)
+    beta2, rest2 = _beta(x + _BETA2, REAL)
+    return beta1, rest1, beta2, rest2
+
+
+@triton.jit
 def _load(
     pointer, at, size, TAIL: tl.constexpr
 ):  # with a mask a whole block would not be loaded as vectors
@@ -215,8 +223,7 @@ def adam(
     x, size, params, grads, firsts, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2, rest2 = _beta(x + _BETA2, REAL)
+    beta1, rest1, beta2, rest2 = _betas(x, REAL)
     scale = _scalar(x + _SCALE, REAL)
     keep = _scalar(x + _KEEP, REAL)
     root = _scalar(x + _ROOT, REAL)
@@ -289,6 +296,14 @@ def _adam_direction(first, second, w, correction, root, eps, decay):
 
 
 @triton.jit
+def _store_sums(sums, weights, directions):
+    """Store the two sums of this program's chunk."""
+    place = sums + 2 * tl.program_id(0)
+    tl.store(place, weights)
+    tl.store(place + 1, directions)
+
+
+@triton.jit
 def lamb_moments(
     places,
     grad_addresses,
@@ -308,8 +323,7 @@ def lamb_moments(
     x, size, params, grads, firsts, seconds, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2, rest2 = _beta(x + _BETA2, REAL)
+    beta1, rest1, beta2, rest2 = _betas(x, REAL)
     l1 = _scalar(x + _L1, REAL)
     l2 = _scalar(x + _L2, REAL)
     root = _scalar(x + _ROOT, REAL)
@@ -332,8 +346,7 @@ def lamb_moments(
                 direction = tl.where(at < size, direction, 0.0)
             weights += w.to(tl.float64) * w.to(tl.float64)
             directions += direction.to(tl.float64) * direction.to(tl.float64)
-    tl.store(sums + 2 * tl.program_id(0), tl.sum(weights, axis=0))
-    tl.store(sums + 2 * tl.program_id(0) + 1, tl.sum(directions, axis=0))
+    _store_sums(sums, tl.sum(weights, axis=0), tl.sum(directions, axis=0))
 
 
 @triton.jit
@@ -428,8 +441,7 @@ def lion(
     x, size, params, grads, firsts, _, _ = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2, rest2 = _beta(x + _BETA2, REAL)
+    beta1, rest1, beta2, rest2 = _betas(x, REAL)
     scale = _scalar(x + _SCALE, REAL)
     keep = _scalar(x + _KEEP, REAL)
     for TAIL in tl.static_range(2):
@@ -497,8 +509,7 @@ def ademamix(
     x, size, params, grads, firsts, slows, seconds = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2, rest2 = _beta(x + _BETA2, REAL)
+    beta1, rest1, beta2, rest2 = _betas(x, REAL)
     beta3, rest3 = _beta(x + _BETA3, REAL)
     scale = _scalar(x + _SCALE, REAL)
     keep = _scalar(x + _KEEP, REAL)
@@ -554,10 +565,9 @@ def mars_norm(
             g = _load(grads, at, size, TAIL)
             c = _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
             squares += c.to(tl.float64) * c.to(tl.float64)
-    tl.store(sums + 2 * tl.program_id(0), tl.full((), 0.0, tl.float64))
     # In the dtype of the tensors, so that it is infinite where it is to the loop.
     total = tl.sum(squares, axis=0).to(REAL)
-    tl.store(sums + 2 * tl.program_id(0) + 1, total.to(tl.float64))
+    _store_sums(sums, tl.full((), 0.0, tl.float64), total.to(tl.float64))
 
 
 @triton.jit
@@ -580,8 +590,7 @@ def mars_update(
     x, size, params, grads, firsts, seconds, lasts = _job(
         places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2, rest2 = _beta(x + _BETA2, REAL)
+    beta1, rest1, beta2, rest2 = _betas(x, REAL)
     scale = _scalar(x + _SCALE, REAL)
     keep = _scalar(x + _KEEP, REAL)
     root = _scalar(x + _ROOT, REAL)
