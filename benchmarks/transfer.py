@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from optrun.report.lr_scaling.fit import best_of, fit_law, fit_lr_curve
+from optrun.report.lr_scaling.fit import fit_law, fit_lr_curve, index_of_best_lr
 from optrun.report.lr_scaling.predict import WIDEST
 
 Array = NDArray[np.float64]
@@ -71,7 +71,7 @@ def covered(
     hits, tries, widths = 0, 0, []
     while len(widths) < sweeps:
         drawn = [draw(random, shape, grid, noise, seeds, size) for size in sizes]
-        if any(best_of(costs) in (0, len(x) - 1) for x, costs in drawn):
+        if any(index_of_best_lr(costs) in (0, len(x) - 1) for x, costs in drawn):
             continue
         law = fit_law(sizes[:, None], [fit_lr_curve(x, costs) for x, costs in drawn])
         _, low, high = law.predict([target])

@@ -34,17 +34,22 @@ def command_line_of(
         )
     for token in overrides:
         if token.startswith("-"):
-            keywords = "options are keywords here, such as config_name=, config_dir=, plugins="
-            hint = "optrun.sweep(...) starts a sweep" if token in ("-m", "--multirun") else keywords
+            hint = "options are keywords here, such as config_name=, config_dir=, plugins="
+            if token in ("-m", "--multirun"):
+                hint = "optrun.sweep(...) starts a sweep"
             raise ConfigError(f"{token}: expected key=value; {hint}.")
-    folder = None if config_dir is None else str(config_dir)
-    options = [*([] if config_name is None else ["-cn", config_name])]
-    options += [] if folder is None else ["--config-dir", folder]
+    options = []
+    if config_name is not None:
+        options += ["-cn", config_name]
+    folder = None
+    if config_dir is not None:
+        folder = str(config_dir)
+        options += ["--config-dir", folder]
     return CommandLine.of([*options, *overrides], list(overrides), config_name, folder)
 
 
 def load_plugins(plugins: Sequence[Location]) -> None:
-    """Load plugins; they stay registered in this process.
+    """Load plugins, which register their choices in this process for good.
 
     Raises:
         TypeError: A single plugin is given, not a list.
@@ -61,7 +66,7 @@ def load_plugins(plugins: Sequence[Location]) -> None:
 
 
 def caller(*, quiet: bool) -> Caller:
-    """Describe the calling program to the commands."""
+    """Describe a Python program as the caller of a command; quiet: nothing is printed."""
     from rich.console import Console
 
     from optrun.launch.single_run import Caller

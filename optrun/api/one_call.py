@@ -20,7 +20,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @contextmanager
 def one_call() -> Iterator[None]:
-    """Hold the process for one call; restore its environment, folder, warnings and Hydra.
+    """Refuse a second call in this process; restore environment, folder, warnings and Hydra.
 
     Random states, logging and the verbosity of transformers stay as the call left them. Signal
     handlers are put back by who takes them (`training.signals`, `sweeper.stop`).
@@ -30,9 +30,11 @@ def one_call() -> Iterator[None]:
             a `StorageError`.
     """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
-        raise OptrunError("optrun is at work in this process already: one call at a time.")
+        raise OptrunError(
+            "Another optrun call runs in this process: one call at a time. Wait until it has ended."
+        )
     try:
-        with warnings.catch_warnings(), _environment(), _hydra():
+        with warnings.catch_warnings(), _restore_environment(), _restore_hydra():
             yield
     except OSError as error:
         refused = storage_error(error)
@@ -44,8 +46,11 @@ def one_call() -> Iterator[None]:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    """Restore environment variables and the current folder."""
+def _restore_environment() -> Iterator[None]:
+    """Restore environment variables and the current folder after a block.
+
+    TOKENIZERS_PARALLELISM is set for the block, unless it was set before.
+    """
     variables = dict(os.environ)
     folder = Path.cwd()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else they warn at every fork
@@ -60,8 +65,8 @@ def _environment() -> Iterator[None]:
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
-    """Restore the Hydra of a host application."""
+def _restore_hydra() -> Iterator[None]:
+    """Restore the global state of Hydra after a block, for a host application that uses Hydra."""
     application = GlobalHydra.instance()
     config = HydraConfig.instance()
     hydra = application.hydra

@@ -40,7 +40,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration it was started with, typed.
+        """The configuration that the run was started with, as dataclasses.
 
         Raises:
             ConfigError: `config.yaml` is missing or was damaged.
@@ -48,11 +48,12 @@ class Run:
         from optrun.config import saved, store
 
         path = RunDir(self.path).config
+        # The file has plain values: put those of each group under its dataclass, and check types.
         return store.typed(saved.with_schemas(saved.read_config(path), str(path)))
 
     @property
     def summary(self) -> PlainDict:
-        """`summary.json`; empty before the first step."""
+        """The content of `summary.json`; empty if there is no file, as before the first step."""
         try:
             return read_summary(RunDir(self.path).summary)
         except FileNotFoundError:
@@ -60,9 +61,9 @@ class Run:
 
     @property
     def metrics(self) -> list[PlainDict]:
-        """The records of `metrics.jsonl`, oldest first.
+        """The records of `metrics.jsonl`, oldest first; an empty list if there is no file.
 
-        `step`, `epoch`, `time` and names such as `train/loss`.
+        Keys are `step`, `epoch`, `time` and names of metrics such as `train/loss`.
         """
         try:
             return [dict(record) for record in read_metrics(RunDir(self.path).metrics).records]
@@ -190,7 +191,7 @@ class Result:
 
     @property
     def exit_reason(self) -> str:
-        """The reason for its end: `finished`, or the reason for an earlier stop."""
+        """Why the run ended: `finished`, or the reason for an earlier stop."""
         return str(self.summary.get("message") or self.summary["status"])
 
     @property
@@ -241,8 +242,8 @@ def _from_pretrained(folder: Path) -> PreTrainedModel:
     kind = getattr(transformers, names[0], None)
     if kind is None:
         raise CheckpointError(
-            f"{folder}: its model class {names[0]!r} is not one of transformers; load it by its"
-            " own."
+            f"{folder}: transformers has no model class {names[0]!r}. Load the folder with the"
+            " from_pretrained of that class."
         )
     model: PreTrainedModel = kind.from_pretrained(str(folder))
     return model.eval()

@@ -26,11 +26,9 @@ class SweepResult:
     sweep_dir: Path
     """Absolute."""
     exit_code: int
-    """0 where every job finished, 1 where one failed, 75 where it was stopped with everything
-    saved.
-    """
+    """0 if every job finished, 1 if one failed, 75 if the sweep was stopped and all is saved."""
     runs: tuple[Run, ...]
-    """Those that were begun."""
+    """The runs that have begun."""
     verdict: SweepVerdict | None
     """Which contenders could be the best, and how sure that is: the first line of the report.
 
@@ -46,7 +44,7 @@ def run(
     plugins: Sequence[Location] = (),
     quiet: bool = False,
 ) -> Result:
-    """Train a model, or go on with a run, as `optrun` does with the same arguments.
+    """Train a model, or resume a run, as `optrun` does with the same arguments.
 
     Args:
         overrides: `key=value` as on the command line, `resume=...` among them.
@@ -73,8 +71,8 @@ def run(
         hydra = store.open_hydra(command_line.config_dir)
         if is_sweep(hydra, command_line):
             raise ConfigError(
-                "this recipe is a sweep: optrun.sweep(...) starts it; hydra.mode=RUN makes one run"
-                " of it."
+                "this recipe is a sweep. Start it with optrun.sweep(...), or add hydra.mode=RUN for"
+                " a single run of it."
             )
         return result_of(train(hydra, command_line, caller(quiet=quiet)))
 
@@ -89,7 +87,7 @@ def sweep(
 ) -> SweepResult:
     """Run every combination, or a search, as `optrun -m` does with the same arguments.
 
-    Repeated, it goes on.
+    A repeated call with the same `hydra.sweep.dir` continues the sweep.
 
     Args:
         overrides: `key=value` as on the command line; several values, `lr=1e-3,2e-3`, are an axis.

@@ -16,9 +16,7 @@ _LOADER = getattr(
 )  # the C one is ten times faster, the content is the same
 _DEPTH = 64
 _VALUES = 50_000
-"""Values that a file may have with every alias written out.
-
-`&a [*b, *b]`, over and over, is a short text and a giant's configuration.
+"""Most values of a file, with every alias expanded: repeated `&a [*b, *b]` doubles them each time.
 """
 
 
@@ -27,7 +25,7 @@ class UnboundedYamlError(ValueError):
 
 
 def yaml_text(path: Path, *, follow: bool = False) -> str:
-    """Read a YAML file, after a look at its depth and aliases.
+    """Read the text of a YAML file, and refuse one that is nested too deeply or expands too far.
 
     Args:
         path: The file.
@@ -61,13 +59,15 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
 
 
 def _refuse_unbounded(text: str) -> None:
-    """Refuse deep nesting, and too many values after expanding aliases.
+    """Refuse nesting deeper than `_DEPTH`, and more than `_VALUES` values with aliases expanded.
 
     PyYAML's C loader crashes on deep nesting. Invalid YAML passes; the later parse refuses it.
     """
+    # The open collections form a stack: the anchor of each, and the values counted in it so far.
+    # The first count is that of the document.
     open_anchors: list[str | None] = []
-    open_counts = [0]  # values of each open collection, below that of the document
-    counts: dict[str, int] = {}  # values behind each anchor
+    open_counts = [0]
+    counts: dict[str, int] = {}  # anchor -> values of its collection
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             if isinstance(event, yaml.CollectionStartEvent):
@@ -81,7 +81,7 @@ def _refuse_unbounded(text: str) -> None:
                     counts[anchor] = count
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor in open_anchors:
-                    raise UnboundedYamlError(f"*{event.anchor} stands inside of what it means")
+                    raise UnboundedYamlError(f"the alias *{event.anchor} contains itself")
                 open_counts[-1] += counts.get(event.anchor, 1)
             elif isinstance(event, yaml.ScalarEvent):
                 open_counts[-1] += 1

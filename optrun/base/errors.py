@@ -82,9 +82,9 @@ class StoppedEarly(OptrunError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory did not suffice.
+    """Tell whether an error means that memory ran out.
 
-    An accelerator has a class for that, a processor only a text.
+    torch has an exception class for accelerators; on the CPU only the message says it.
 
     Example:
         >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"))
@@ -109,7 +109,7 @@ DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, e
 
 
 def is_refused_by_disk(error: BaseException) -> bool:
-    """Tell whether a disk is full or broken, by the class of an error or of its cause.
+    """Tell whether an error means a full or broken disk, by its class or the code of its cause.
 
     Example:
         >>> is_refused_by_disk(DiskFullError("run/checkpoints: it needs 9 bytes, 3 are free."))
@@ -129,7 +129,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def refuse_url(key: str, value: object) -> None:
-    """Refuse a URL as a local path: `s3://bucket/run` would make a folder of the name `s3:`.
+    """Refuse a URL as a local path: `s3://bucket/run` would create a folder named `s3:`.
 
     Args:
         key: The key or argument, for the message.
@@ -140,10 +140,10 @@ def refuse_url(key: str, value: object) -> None:
     """
     for text in value if isinstance(value, list | tuple) else [value]:
         if isinstance(text, str) and _URL.match(text):
-            safe_text = re.sub(r"//[^/]*@", "//", text)  # who asks, and perhaps with which password
+            safe_text = re.sub(r"//[^/]*@", "//", text)  # without user name and password
             raise ConfigError(
                 f"{key}={safe_text}: a URL. Expected a path: optrun reads and writes local files."
-                " Mount what it names, or copy it here first."
+                " Mount the storage, or copy the files to this machine first."
             )
 
 
@@ -164,9 +164,9 @@ def refuse_existing(key: str, path: str | os.PathLike[str]) -> None:
 
 
 def show_cursor() -> None:
-    """Show the cursor again, before a process with a live display ends.
+    """Show the cursor of the terminal again, before a process with a live display ends.
 
-    Other outputs get nothing.
+    Writes nothing if standard output is no terminal.
     """
     if os.isatty(1):
         os.write(1, b"\x1b[?25h")
@@ -205,11 +205,11 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
         >>> nearest("dev.csv", ["train.csv"])
         []
     """
-    scores = {candidate: _likeness(name, candidate) for candidate in candidates}
+    likeness = {candidate: _likeness(name, candidate) for candidate in candidates}
     # A candidate far behind the best was not meant.
-    least = max([0.6, *(score - 0.1 for score in scores.values())])
-    close = sorted(candidate for candidate, score in scores.items() if score >= least)
-    return sorted(close, key=lambda candidate: -scores[candidate])[:limit]
+    least = max([0.6, *(value - 0.1 for value in likeness.values())])
+    close = sorted(candidate for candidate, value in likeness.items() if value >= least)
+    return sorted(close, key=lambda candidate: -likeness[candidate])[:limit]
 
 
 def _likeness(name: str, candidate: str) -> float:
@@ -226,16 +226,16 @@ def _likeness(name: str, candidate: str) -> float:
 
 
 def refuse_format(where: object, version: object, known: int) -> None:
-    """Refuse a file of another format, before anything else of it is read.
+    """Refuse a file of another format, before the rest of it is read.
 
     Args:
         where: The file.
-        version: What it says of its format; anything but a whole number is left to who reads the
-            rest.
-        known: The format that this version reads.
+        version: The value of its format key. Anything but an integer passes: the caller refuses
+            such a file when it reads the rest.
+        known: The format that this version of optrun reads.
 
     Raises:
-        OtherFormatError: It is an earlier or a later one.
+        OtherFormatError: The file has an earlier or a later format.
     """
     if not isinstance(version, int) or isinstance(version, bool) or version == known:
         return

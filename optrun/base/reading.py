@@ -1,7 +1,7 @@
 """The one door to files from other programs and people.
 
-What comes through it is a regular file, no larger than files of its kind are. What is refused is
-told in one sentence: the file, what was found, what was expected, what to do.
+It opens regular files up to a size. The message of a refusal has the file, what was found, what was
+expected, and what to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT_BYTES = 8 * 2**20
 LINES_BYTES = 2**30
 """Largest file that is read line by line."""
 LINE_BYTES = 16 * 2**20
-"""Longest line of these."""
+"""Longest line of such a file."""
 _KINDS = {
     stat.S_IFLNK: "a link: what lies outside of the folder is not read",
     stat.S_IFIFO: "a FIFO",
@@ -55,19 +55,21 @@ def open_file(path: Path, *, limit: int | None = None, follow: bool = False) -> 
 
     Args:
         path: The file.
-        limit: Bytes that it may have.
-        follow: Whether it may be a link: of a user's data and models, never inside of a run.
+        limit: Most bytes that it may have; None: any number.
+        follow: Whether it may be a link: for a user's data and models, never for files of a run.
 
     Raises:
-        UnreadableFileError: It is another kind of file, or larger.
+        UnreadableFileError: It is no regular file, or too large.
         OSError: It is missing, or may not be read.
     """
+    # Checked by its path, because opening a FIFO or a device may block or change it; then by its
+    # descriptor, because another file may have taken its place.
     _refuse_kind(path, kind_of(path, follow=follow))
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # another one took its place meanwhile
+        if error.errno in (errno.ELOOP, errno.ENXIO):
             _refuse_kind(path, "a link or a socket")
         raise
     try:
@@ -103,7 +105,7 @@ def read_json(path: Path, *, follow: bool = False) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends.
+    """Yield the lines of a file with their line ends, up to `LINE_BYTES` bytes each.
 
     Raises:
         UnreadableFileError: As `open_file`; or a line is too long.
@@ -111,13 +113,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """
     with open_file(path, limit=LINES_BYTES) as file:
         number = 0
-        while line := file.readline(LINE_BYTES + 1):
+        line = file.readline(LINE_BYTES + 1)
+        while line:
             number += 1
             if len(line) > LINE_BYTES:
                 raise _refusal(
                     f"{path}: line {number:,}", f"more than {LINE_BYTES:,} bytes", "shorter lines"
                 )
             yield line
+            line = file.readline(LINE_BYTES + 1)
 
 
 def parse_json(content: bytes, where: object) -> Any:

@@ -1,10 +1,11 @@
 """Collect the facts of a configuration: model, parameter groups, schedule, memory, data.
 
-Nothing is trained and no weight is read. Of data in local files a sample is read.
+Nothing is trained and no weight is read. A sample of the rows of local files is read.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig, refuse_ended_fork
 from optrun.data.cache import pop_discard_messages
-from optrun.explain.data import Sampled, look_at
+from optrun.explain.data import Sampled, sample_data
 from optrun.explain.facts import (
     Facts,
     ForkFacts,
@@ -69,12 +70,12 @@ def explain(
     sizes: Mapping[str, Growth] = {}
     if model is None:
         _refuse_model(config)
-    sampled = look_at(config, data_notes)
+    sampled = sample_data(config, data_notes)
     if model is None:
         spec = None if sampled is None else sampled.spec
         if spec is None:
             spec = model_spec(config, notes)
-        model, sizes, model_notes = _shapes(config, spec)
+        model, sizes, model_notes = _build_meta_model(config, spec)
         notes += model_notes
     config_notes = (config.default_lr_note(), config.schedule_note())
     notes += [*filter(None, config_notes), *data_notes, *pop_discard_messages()]
@@ -85,7 +86,7 @@ def explain(
             " all ranks"
         )
     # 2. Count the steps.
-    known_steps, steps_from = _steps(config, sampled)
+    known_steps, steps_from = _count_steps(config, sampled)
     steps = assumed_steps(config.scheduler) if known_steps is None else known_steps
     if trunk is not None:
         refuse_ended_fork(
@@ -107,13 +108,13 @@ def explain(
     # 4. Collect the facts.
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
     states = state_bytes(optimizer)
-    tensors = _tensors(config, optimizer, states, curve.peak)
+    tensors = _describe_tensors(config, optimizer, states, curve.peak)
     warmup_steps = count_warmup_steps(config.scheduler, steps)
     params = dict(model.named_parameters())
     trainable = [param for param in params.values() if param.requires_grad]
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
     weight_sizes = tensor_bytes(model)
-    notes += _tied(model, params)
+    notes += _note_tied_parameters(model, params)
     branch = None if trunk is None else _fork_facts(trunk, optimizer, scheduler, steps)
     options = options_of(config.optimizer)
     if hasattr(config.optimizer, "dialect"):
@@ -152,7 +153,7 @@ def explain(
 
 
 def _refuse_model(config: RunConfig) -> None:
-    """Refuse a model that cannot be built, before the data are read.
+    """Refuse a model before the data are read, if it cannot be built.
 
     Raises:
         ConfigError: Quantization without its package, an attention that the device lacks, or an
@@ -170,7 +171,7 @@ def _rule_in_words(index: int, rule: PlainMapping) -> str:
     return f"[{index}] {rule['pattern']}: {options}"
 
 
-def _shapes(
+def _build_meta_model(
     config: RunConfig, spec: ModelSpec
 ) -> tuple[nn.Module, Mapping[str, Growth], list[str]]:
     """Build the model on the meta device.
@@ -194,13 +195,16 @@ def weight_dtype(config: RunConfig) -> str:
     return f"{quantization.removesuffix('bit')} bits and {dtype}"
 
 
-def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
-    """Write a note for each tensor with several names; params: by the first name of each."""
-    first = {id(param): name for name, param in params.items()}
+def _note_tied_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
+    """Write a note for each parameter with several names.
+
+    params: Each parameter once, by its first name.
+    """
+    first_name = {id(param): name for name, param in params.items()}
     aliases = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         if name not in params:
-            aliases[first[id(param)]].append(name)
+            aliases[first_name[id(param)]].append(name)
     return [
         f"{name} is also {list_names(more, 2)}: tied, counted once."
         for name, more in aliases.items()
@@ -208,16 +212,20 @@ def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
 
 
 def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
-    """Collect what the task requires of the model, without data.
+    """Collect the task's requirements on the model, without data.
 
-    Loads the tokenizer, unless the run trains one. Adds a note if the task counts something, such
-    as labels, from the data.
+    Loads the tokenizer, unless the run trains one.
+
+    Args:
+        config: The whole configuration.
+        notes: Changed in place: a note is added if the task counts something, such as labels, from
+            the data.
     """
     task = config.task
     if task.COUNTED_FROM_DATA:
         notes.append(
-            f"The number of {task.COUNTED_FROM_DATA} comes from the data; here it is the model's"
-            " own."
+            f"The number of {task.COUNTED_FROM_DATA} comes from the data, which were not read: here"
+            " it is that of the model's configuration."
         )
     if task.PROCESSOR != "AutoTokenizer":
         return ModelSpec(task.AUTO_CLASS, task.model_values())
@@ -230,7 +238,7 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     return spec
 
 
-def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
+def _count_steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
     """Count the optimizer steps of the run.
 
     Returns:
@@ -250,11 +258,11 @@ def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]
         accumulation=count,
         seed=config.seed,
     )
-    total_steps = config.training.num_train_epochs * plan.steps_per_epoch
-    return max(1, -int(-total_steps // 1)), "data"
+    total_steps = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch)
+    return max(1, total_steps), "data"
 
 
-def _tensors(
+def _describe_tensors(
     config: RunConfig,
     optimizer: Optimizer,
     states: Mapping[str, int | None],
@@ -268,7 +276,7 @@ def _tensors(
         states: Bytes of optimizer state by name; None: unknown.
         peak: Highest multiplier of the schedule.
     """
-    out = []
+    tensors = []
     for index, group in enumerate(optimizer.param_groups):
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
@@ -277,7 +285,10 @@ def _tensors(
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_ratio", group.get("lr_scale"))
             exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(name)
-            out.append(
+            adapted = None
+            if hasattr(stepper, "adapted"):
+                adapted = bool(stepper.adapted(name, group))
+            tensors.append(
                 TensorFacts(
                     name=name,
                     shape=tuple(param.shape),
@@ -288,15 +299,13 @@ def _tensors(
                     lr_peak=float(group["initial_lr"]) * peak * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
                     weight_decay=0.0 if exempt else decay,
-                    adapted=(
-                        bool(stepper.adapted(name, group)) if hasattr(stepper, "adapted") else None
-                    ),
+                    adapted=adapted,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
                     state_bytes=states.get(name),
                 )
             )
-    return out
+    return tensors
 
 
 def _clip_in_words(config: RunConfig) -> str:
@@ -322,17 +331,15 @@ def _fork_facts(
         scheduler: Schedule of the branch, at step 0.
         steps: Length of the schedule.
     """
-    at = trunk.step - trunk.schedule_from
-    lrs = [base * scheduler.multiplier(at) for base in scheduler.base_lrs]
-    tensors = {
-        # A count lies on the CPU, whatever the device.
-        name: torch.zeros(
-            shape, dtype=getattr(torch, dtype, torch.float32), device="meta" if shape else "cpu"
-        )
-        for name, (dtype, shape) in trunk.tensors.items()
-    }
+    first_step = trunk.step - trunk.schedule_from
+    first_lrs = [base * scheduler.multiplier(first_step) for base in scheduler.base_lrs]
+    tensors = {}
+    for name, (dtype_name, shape) in trunk.tensors.items():
+        dtype = getattr(torch, dtype_name, torch.float32)
+        # A step count, which has no shape, lies on the CPU, whatever the device.
+        tensors[name] = torch.zeros(shape, dtype=dtype, device="meta" if shape else "cpu")
     state = inherit_state(optimizer, tensors, trunk.optimizer)
     schedule = describe_fork_schedule(
         scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
     )
-    return ForkFacts(trunk.folder, trunk.step, state, schedule, float(max(lrs)))
+    return ForkFacts(trunk.folder, trunk.step, state, schedule, float(max(first_lrs)))

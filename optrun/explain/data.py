@@ -34,7 +34,7 @@ MOST_CHARACTERS = 2_000_000
 
 @dataclass(frozen=True)
 class Sampled:
-    """Facts from a sample of the data.
+    """Facts of the data, most of them from a sample of the rows.
 
     Attributes:
         train_rows: Number of training rows.
@@ -57,7 +57,7 @@ class Sampled:
     spec: ModelSpec | None = field(default=None, repr=False)
 
 
-def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
+def sample_data(config: RunConfig, notes: list[str]) -> Sampled | None:
     """Load a sample of the configured data, and collect facts of it.
 
     Args:
@@ -70,9 +70,9 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     Raises:
         ConfigError: Training would refuse the data.
     """
-    reason = _left_to_the_run(config)
-    if reason is None:
+    if isinstance(config.data, StdlibConfig):
         return None
+    reason = _reason_not_to_sample(config)
     if reason:
         notes.append(reason)
         return None
@@ -82,26 +82,28 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         documents=config.task.joins_documents,
     )
     notes += source.notes
-    sizes = _sizes(source)
+    sizes = _count_rows(source)
+    # 1. Count the rows, which is all that can be said without reading texts.
     most = config.data.max_train_examples or sys.maxsize
     rows = None if getattr(config.task, "packing", False) else min(sizes[0], most)
     unread = Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     if config.task.PROCESSOR != "AutoTokenizer":
         return replace(unread, spec=_spec_of_images(config, source, notes))
-    # A label that the sample has in its evaluation rows alone is one that all of the training rows
-    # may have.
+    # 2. Draw the sample. `cut_from_train` allows labels that only its evaluation rows have, since
+    # training rows outside the sample may have them.
     eval_sets = {name: _sample_rows(split) for name, split in source.eval_sets.items()}
     sample = replace(
         source, train=_sample_rows(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
     )
-    looked_at = _sizes(sample)
+    looked_at = _count_rows(sample)
     if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):
         return unread  # the first drawn text is longer than the whole sample may be
+    # 3. Build tokenizer and task on the sample.
     is_complete = looked_at == sizes
     sampled_source = source if is_complete else sample
     notes_of_loading = len(sampled_source.notes)
     try:
-        tokenizer, task = _read(config, sampled_source)
+        tokenizer, task = _load_tokenizer_and_task(config, sampled_source)
         facts = data_facts(task, sampled_source, tokenizer)
     except ConfigError as error:
         if is_complete:
@@ -109,8 +111,9 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         notes.append(f"In {sum(looked_at):,} rows drawn at random: {error}")
         return unread
     notes += [*sampled_source.notes[notes_of_loading:], *task.notes]
-    spec = _spec(config, task, tokenizer)
+    spec = _spec_of_task(config, task, tokenizer)
     examples: int | None = len(task.train)
+    # 4. A sample gives estimates in place of counts.
     if not is_complete:
         examples = _estimate_examples(rows, len(task.train) / min(looked_at[0], most), notes)
         if config.task.COUNTED_FROM_DATA:
@@ -130,21 +133,21 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
 
 
 def _estimate_examples(rows: int | None, examples_per_row: float, notes: list[str]) -> int | None:
-    """Estimate the examples of all rows; a note says so unless each row of the sample gives one.
+    """Estimate the examples of all rows, and add a note unless each sampled row gives one.
 
-    None if `rows` is None, the number of rows that a task with packing leaves open.
+    rows: None if the task packs examples, so that their number is not estimated; returns None then.
     """
     if rows is None or examples_per_row == 1:
         return rows
     examples = round(rows * examples_per_row)
     notes.append(
-        f"The steps are those of about {examples:,} examples, as a sample of the rows gives them."
+        f"The steps are those of about {examples:,} examples, estimated from a sample of the rows."
     )
     return examples
 
 
 def _spec_of_images(config: RunConfig, source: Source, notes: list[str]) -> ModelSpec:
-    """Read the labels of images, which decide what the task requires of the model.
+    """Build the task on images, and collect its requirements on the model, such as labels.
 
     Args:
         config: The whole configuration.
@@ -156,21 +159,19 @@ def _spec_of_images(config: RunConfig, source: Source, notes: list[str]) -> Mode
     preparation = load_image_preparation(config.model)
     task = build_task(config.task, config.data, source, preparation, seed=config.seed)
     notes += source.notes[notes_of_loading:]
-    return _spec(config, task, None)
+    return _spec_of_task(config, task, None)
 
 
-def _left_to_the_run(config: RunConfig) -> str | None:
-    """Explain why the data are not sampled: on the hub, or too large.
+def _reason_not_to_sample(config: RunConfig) -> str:
+    """Explain why the data are not sampled: on the hub, or too large; empty if they are sampled.
 
-    Returns:
-        Empty if they are sampled; None if they are not sampled and need no explanation: the
-        default data, which no file of the user names.
+    Large data are sampled all the same if their rows decide the number of steps.
     """
     data = config.data
     if isinstance(data, HubConfig):
         folder = Path(data.path).expanduser()
         if not folder.is_dir():
-            return "Data of the hub are looked at when a run begins, not here."
+            return "Data on the hub are read when a run begins, not here."
         files = [path for path in folder.rglob("*") if path.is_file()]
     elif isinstance(data, PathsConfig):
         from optrun.data.files import resolve
@@ -179,26 +180,24 @@ def _left_to_the_run(config: RunConfig) -> str | None:
         for name, paths in data.eval_files():
             files += resolve(eval_key(name), paths)
     else:
-        if isinstance(data, StdlibConfig):
-            return None
         return ""
     size = sum(path.stat().st_size for path in files)
-    needed = config.training.max_steps is None and not getattr(config.task, "packing", False)
-    if needed or size <= MOST_BYTES:
+    decide_steps = config.training.max_steps is None and not getattr(config.task, "packing", False)
+    if decide_steps or size <= MOST_BYTES:
         return ""
-    return f"The data are {size >> 20:,} MiB, and looked at when a run begins, not here."
+    return f"The data have {size >> 20:,} MiB, and are read when a run begins, not here."
 
 
-def _sizes(source: Source) -> tuple[int, int]:
+def _count_rows(source: Source) -> tuple[int, int]:
     """Count the rows of the training split and of all evaluation sets."""
     return len(source.train.rows), sum(len(split.rows) for split in source.eval_sets.values())
 
 
 def _sample_rows(split: Split) -> Split:
-    """Draw at most `MOST_ROWS` rows with `MOST_CHARACTERS` characters, in their order.
+    """Draw at most `MOST_ROWS` random rows with `MOST_CHARACTERS` characters, in their order.
 
-    The same rows at every call. A split below the limits, and token blocks, whose reading costs
-    nothing, are returned as they are; the result is empty if the first drawn row is too long.
+    Every call draws the same rows. A split within the limits is returned whole, and so are token
+    blocks, whose reading costs nothing. The result is empty if the first drawn row is too long.
     """
     if isinstance(split.rows, TokenBlocks):
         return split
@@ -225,7 +224,7 @@ def _characters(value: object) -> int:
     return 0
 
 
-def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
+def _load_tokenizer_and_task(config: RunConfig, source: Source) -> tuple[Any, Task]:
     """Load the tokenizer, or train one on these rows, and build the task over them."""
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
@@ -238,7 +237,7 @@ def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
     return tokenizer, build_task(config.task, config.data, source, tokenizer, seed=config.seed)
 
 
-def _spec(config: RunConfig, task: Task, tokenizer: Any) -> ModelSpec:
-    """Collect what the task with its data requires of the model; tokenizer: None for images."""
+def _spec_of_task(config: RunConfig, task: Task, tokenizer: Any) -> ModelSpec:
+    """Collect the requirements of task and data on the model; tokenizer is None for images."""
     needs = task.needs()
     return ModelSpec.of_tokenizer(config.task.AUTO_CLASS, needs.config, needs.max_length, tokenizer)

@@ -245,7 +245,7 @@ def groups_of(facts: Facts) -> list[GroupFacts]:
 
 
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
-    """Sort groups by layer, in the order of the model, the head last."""
+    """Sort groups by layer, in the order of their first occurrence, the head last."""
     order = list(dict.fromkeys(group.first.layer for group in groups))
     return sorted(
         groups,

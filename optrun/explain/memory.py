@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -69,8 +70,11 @@ def rank_memory(
 
 
 def _largest_shard(param: Tensor, size: int, shards: int) -> int:
-    """Count the bytes of the largest shard: FSDP2 chunks dimension 0 as torch.chunk does."""
+    """Count the bytes of the largest shard of a tensor of `size` bytes.
+
+    FSDP2 chunks dimension 0 as torch.chunk does: the first shard has ceil(rows / shards) rows.
+    """
     rows = param.shape[0] if param.dim() else 1
     if not rows:
         return size
-    return size * -(-rows // shards) // rows
+    return size * math.ceil(rows / shards) // rows

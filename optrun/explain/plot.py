@@ -40,11 +40,12 @@ def area_plot(
     margin = len(label) + 1
     columns = max(width - margin - 1, 10)
     step = max(xs[-1] - xs[0], 1) / (columns - 1)
-    values = [_at(xs, ys, xs[0] + step * column) for column in range(columns)]
+    values = [_value_at(xs, ys, xs[0] + step * column) for column in range(columns)]
+    # Each column is filled from the bottom by so many eighths of a character.
     eighths = [round(8 * height * min(value / top, 1.0)) for value in values]
     lines = []
     for row in range(height):
-        below = 8 * (height - 1 - row)
+        below = 8 * (height - 1 - row)  # eighths of the rows below this one
         cells = "".join(_BLOCKS[min(max(filled - below, 0), 8)] for filled in eighths)
         name = {0: label, height - 1: "0"}.get(row, "")
         lines.append(Text.assemble((f"{name:>{margin - 1}} │", "dim"), (cells, "cyan")))
@@ -54,6 +55,9 @@ def area_plot(
     return lines
 
 
-def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Look up y at the last given x that is at most `x`: a learning rate holds for its step."""
+def _value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Return y of the last of xs up to `x`: a learning rate holds until the next step.
+
+    1e-9 allows for rounding.
+    """
     return ys[max(bisect_right(xs, x + 1e-9) - 1, 0)]

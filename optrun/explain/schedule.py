@@ -18,15 +18,13 @@ SAMPLES = 481
 _LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
 
 
-def _listed(config: SchedulerConfig) -> list[int]:
+def _list_milestones(config: SchedulerConfig) -> list[int]:
     """List the milestones or boundaries of a schedule; empty if it has none."""
-    return [
-        step for key in ("milestones", "boundaries") for step in getattr(config, key, None) or []
-    ]
+    return getattr(config, "milestones", None) or getattr(config, "boundaries", None) or []
 
 
-def _values(config: SchedulerConfig) -> int:
-    """Count the multipliers of a schedule that lists one per step; else 0."""
+def _count_listed_multipliers(config: SchedulerConfig) -> int:
+    """Count the multipliers of a schedule with one per step; 0 for other schedules."""
     if isinstance(config, PiecewiseConfig) and config.boundaries is None:
         return len(config.values)
     return 0
@@ -44,8 +42,8 @@ def named_steps(config: SchedulerConfig) -> list[int]:
     """
     candidates = [
         *(getattr(config, key, None) for key in _LENGTHS),
-        *_listed(config),
-        _values(config),
+        *_list_milestones(config),
+        _count_listed_multipliers(config),
     ]
     return [steps for steps in candidates if steps]
 
@@ -53,13 +51,13 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 def assumed_steps(config: SchedulerConfig) -> int:
     """Choose a number of steps for a run of unknown length.
 
-    At least 1,000, and twice each step that the schedule names; less if the schedule refuses such a
-    length: it lists a multiplier per step, or a warm-up ratio would end behind its first milestone.
+    At least `ASSUMED_STEPS`, and twice each step that the schedule names. Fewer if the schedule
+    lists a multiplier for each step, or if a warm-up by ratio would end after the first milestone.
     """
     steps = max(ASSUMED_STEPS, *(2 * step for step in named_steps(config)), 0)
-    if _values(config):
-        steps = min(steps, _values(config))
-    milestones = _listed(config)
+    if _count_listed_multipliers(config):
+        steps = min(steps, _count_listed_multipliers(config))
+    milestones = _list_milestones(config)
     if milestones and config.warmup_ratio:
         steps = min(steps, int(milestones[0] / config.warmup_ratio))
         while steps > 1 and count_warmup_steps(config, steps) >= milestones[0]:
@@ -81,6 +79,6 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
         sampled |= {step - 1, step, step + 1}
     sampled = {step for step in sampled if 0 <= step < steps}
     # With one multiplier for each step, any may be the highest.
-    peak = max(range(steps) if _values(config) else sorted(sampled), key=curve)
+    peak = max(range(steps) if _count_listed_multipliers(config) else sorted(sampled), key=curve)
     points = sorted(sampled | {peak})
     return CurveFacts(points, [curve(step) for step in points], curve(peak))

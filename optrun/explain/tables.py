@@ -121,7 +121,7 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _resolved(options: Mapping[str, object]) -> str:
-    """Write the options that a dialect resolves to; those that are null or false are left out."""
+    """Write the resolved options of a dialect, without options that are null or false."""
     texts = []
     for key, value in options.items():
         if key != "dialect" and value is not None and value is not False:
@@ -256,7 +256,7 @@ def _table(facts: Facts, width: int) -> Table:
 
 
 def _memory(facts: Facts) -> Table:
-    """Tabulate the memory of weights, gradients and optimizer state, and that of a rank beside it.
+    """Tabulate the memory of weights, gradients and optimizer state, in all and of one rank.
 
     An unknown amount is shown as unknown, and is left out of the total.
     """

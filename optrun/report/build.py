@@ -64,7 +64,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found and where it was written."""
+    """The findings of a report, and the files written."""
 
     comparison: Comparison
     """Of all workloads; one is the usual case."""
@@ -284,7 +284,7 @@ def _print_runs_without_result(runs: Sequence[Run], console: Console) -> None:
 
 
 def _unfolded_sections(report: Report) -> list[Section]:
-    """List the tables that a page shows unfolded, that of the contenders first.
+    """List the unfolded tables of a page, the table of the contenders first.
 
     If a confirmation beneath the sweep has ended, the table of its fresh seeds comes first, and
     that of the sweep second. A single run adds its metrics; several workloads add a table of all
@@ -371,9 +371,9 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
 
 def _title(comparison: Comparison) -> str:
     """Write the title of a report: number of contenders, models and data."""
-    names = {
-        contender.name for workload in comparison.workloads for contender in workload.contenders
-    }
+    names: set[str] = set()
+    for workload in comparison.workloads:
+        names.update(contender.name for contender in workload.contenders)
     count = plural(len(names), "contender")
     if comparison.several:
         return f"{count} over {len(comparison.workloads)} workloads"

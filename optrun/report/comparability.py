@@ -63,7 +63,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
 
 
 def _identify_examples(run: Run, key: str) -> object | None:
-    """Return the seed and the fingerprint of the examples that a run read from the files at a key.
+    """Return the seed and the fingerprint of the examples of a run, as the identity of its files.
 
     None for a key of other files, and if the run recorded no fingerprint.
     """
@@ -96,7 +96,7 @@ def _identify_files(value: str, folder: Path | None) -> object | None:
 
 
 def shorten_paths(values: Iterable[object]) -> dict[object, str]:
-    """Shorten paths by the folders and the end that all of them share.
+    """Cut the first folders and the last parts common to all paths.
 
     Args:
         values: The values of one setting.
@@ -133,7 +133,7 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
 
 
 def _count_shared(paths: Sequence[Sequence[str]]) -> int:
-    """Count the first parts that all paths share."""
+    """Count the first parts common to all paths."""
     count = 0
     for parts in zip(*paths, strict=False):
         if len(set(parts)) > 1:
@@ -172,7 +172,7 @@ def identify_workload(run: Run) -> tuple[object, ...]:
 
 
 def _name_task(run: Run) -> str:
-    """Name the task of a run that has one, with its problem type if it is set."""
+    """Name the task of a run, with its problem type if it is set; the run must have a task."""
     name = str(run.config["task.name"])
     kind = run.config.get("task.problem_type")
     return plain(name if kind is None else f"{name} ({kind})")
@@ -205,7 +205,7 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
 
 
 def _evaluation_settings(run: Run) -> tuple[object, ...]:
-    """Collect the settings that choose the evaluation rows.
+    """Collect the settings behind the choice of the evaluation rows.
 
     Without `data.eval` the rows are held out from the training data, whose settings count then.
     """

@@ -51,17 +51,14 @@ class Configuration:
     """Runs left out of `scores` because a later run has the same configuration and seed."""
 
     def pick_settings(self, keys: Iterable[str]) -> dict[str, Setting]:
-        """Pick the settings of these keys; skip keys that the configuration lacks."""
+        """Pick the settings of these keys, without keys unknown to the configuration."""
         return {key: self.settings[key] for key in keys if key in self.settings}
 
     @property
     def latest_runs(self) -> list[Run]:
         """List one run for each seed: the latest finished one, else the latest."""
-        return [
-            run
-            for run in self.runs
-            if all(run is not repeated_run for repeated_run in self.repeated)
-        ]
+        repeated_ids = set(map(id, self.repeated))
+        return [run for run in self.runs if id(run) not in repeated_ids]
 
     @property
     def mean(self) -> float:
@@ -85,7 +82,7 @@ class Configuration:
 
     @property
     def finished_scores(self) -> dict[int, float]:
-        """Map each seed to its score, without the stand-ins of seeds that diverged."""
+        """Map each seed to its score, without the stand-ins of diverged seeds."""
         return {
             seed: score for seed, score in self.scores.items() if seed not in self.diverged_seeds
         }
@@ -147,7 +144,7 @@ class Contender:
 
 
 def _decisive_keys(runs: Sequence[Run]) -> set[str]:
-    """Find the keys that change the result only if another option is on, and it is.
+    """Find the keys with an effect only under another option, if a run has it.
 
     Such as the metric of early stopping; see `conditional_keys`.
     """
@@ -185,13 +182,13 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
-    """Tell whether a key such as `data.seed` is the seed of the run in all runs that have it."""
+    """Tell whether a key such as `data.seed` always equals the seed of the run."""
     configs = [run.config for run in runs if key in run.config]
     return key.endswith(".seed") and all(config[key] == config.get("seed") for config in configs)
 
 
 def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
-    """Pick the keys that separate contenders; each contender is shown at its best over the others.
+    """Pick the keys to separate contenders by; the others were tuned for each contender.
 
     The others are lr, the options of an optimizer and `tuned`, unless nothing else differs.
 
@@ -391,7 +388,7 @@ def _build_lr_curve(
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
-    """Find the contender with a name, or else with a setting of that text.
+    """Find a contender by its name, or else by the text of one of its settings.
 
     Raises:
         ConfigError: No contender fits, or several do; the message lists all.

@@ -38,7 +38,7 @@ _SET_ANEW = ("resume=", "hydra.", "hydra/", "seed=")
 
 @dataclass(frozen=True)
 class ConfirmationPlan:
-    """The planned runs of a confirmation; written beside them, so that the plan cannot drift."""
+    """The planned runs of a confirmation, recorded before the first of them starts."""
 
     contenders: dict[str, list[str]]
     """Name -> overrides of the chosen configuration, without the seed."""
@@ -266,7 +266,7 @@ def _refuse_other_plan(
 
 
 def _has_same_size(request: ConfirmationRequest, plan: ConfirmationPlan) -> bool:
-    """Tell whether the typed seeds, power and difference, if any, are those of the plan."""
+    """Tell whether the typed seeds, power and difference, if any, agree with the plan."""
     return (
         request.seeds in (None, plan.seeds)
         and request.power in (None, plan.power)
@@ -350,7 +350,7 @@ def make_plan(
 
 
 def _repeatable_overrides(name: str, run: Run) -> list[str]:
-    """Return the overrides of a run, without those that a confirmation sets itself.
+    """Return the overrides of a run to repeat, without seed, resume and Hydra's keys.
 
     Args:
         name: Name of the contender, for the message.
@@ -423,7 +423,7 @@ def _choose_seeds(
 
 
 def refuse_used_seeds(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
-    """Refuse fewer than `MIN_SEEDS` seeds, and seeds that took part in the choice.
+    """Refuse fewer than `MIN_SEEDS` seeds, and seeds already used in the sweep.
 
     Args:
         seeds: Seeds of the confirmation.

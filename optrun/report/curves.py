@@ -31,6 +31,11 @@ from optrun.report.theme import (
 )
 
 _LEGEND_LIMIT = 6
+"""More lines than this in a panel have no legend, and shades of one colour."""
+_SMOOTHED_POINTS = 12
+"""A training loss with at least this many values is smoothed."""
+_MARKED_POINTS = 40
+"""A line with fewer values has a marker at each."""
 
 
 def draw_curves(run_dir: Path | str) -> Path:
@@ -54,9 +59,10 @@ def draw_curves(run_dir: Path | str) -> Path:
 
 
 def curves_figure(run: Run, title: str = "") -> Chart:
-    """Draw losses over the whole width.
+    """Draw the losses of a run, and below them its main evaluation metric and learning rates.
 
-    Below them the main evaluation metric and learning rates, where logged.
+    A lower panel is left out if no metric in it has two values. Without a main metric other than a
+    loss, accuracy or perplexity is drawn.
 
     Args:
         run: The run to draw.
@@ -66,21 +72,21 @@ def curves_figure(run: Run, title: str = "") -> Chart:
     eval_losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
     candidates = (str(run.from_summary("main_metric", "name")), "eval/accuracy", "eval/perplexity")
     eval_metrics = [name for name in candidates if name in names and not name.endswith("/loss")]
-    panels = [("Loss", ["train/loss", *eval_losses])]
+    panels = {"Loss": ["train/loss", *eval_losses]}
     for panel_title, metrics in (
         ("Evaluation", eval_metrics[:1]),
-        ("Learning rate", _rates(run)),
+        ("Learning rate", _distinct_learning_rates(run)),
     ):
         # One point, as of an evaluation at the end alone, is no curve.
         if any(len(run.series(metric)[0]) > 1 for metric in metrics):
-            panels.append((panel_title, metrics))
+            panels[panel_title] = metrics
     rows = min(2, len(panels))
     figure = Chart(10.0, 2.0 + 2.2 * rows)
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=INK, fontweight="bold")
     columns = max(1, len(panels) - 1)
     grid = figure.add_gridspec(rows, columns, height_ratios=[1.45, *[1] * (rows - 1)])
-    for index, (panel_title, metrics) in enumerate(panels):
+    for index, (panel_title, metrics) in enumerate(panels.items()):
         cell = grid[0, :] if index == 0 else grid[1, index - 1]
         ax = figure.add_subplot(cell)
         style_axes(ax, title=panel_title, xlabel="optimizer step")
@@ -89,10 +95,10 @@ def curves_figure(run: Run, title: str = "") -> Chart:
 
 
 def smooth(values: Array, width: float) -> Array:
-    """Smooth by a local straight line over `4 * width` neighbouring points.
+    """Smooth values by a local straight line over `4 * width` neighbouring points.
 
-    It follows the steep start of a loss curve up to its first point, and steps over values that are
-    not finite.
+    This is a Savitzky-Golay filter of order 1. Unlike a moving average it follows the steep start
+    of a loss curve up to its first point. Values that are not finite are interpolated first.
 
     Args:
         values: Shape (n,).
@@ -106,17 +112,20 @@ def smooth(values: Array, width: float) -> Array:
     finite = np.isfinite(values)
     if width < 0.5 or finite.sum() < 3:
         return values
-    places = np.arange(len(values))
-    filled = np.interp(places, places[finite], values[finite])
-    points = min(2 * round(2 * width) + 1, (len(values) - 1) // 2 * 2 + 1)
+    indices = np.arange(len(values))
+    filled = np.interp(indices, indices[finite], values[finite])
+    # The filter takes an odd number of points, no more than there are.
+    most_points = (len(values) - 1) // 2 * 2 + 1
+    points = min(2 * round(2 * width) + 1, most_points)
     return np.where(finite, savgol_filter(filled, points, polyorder=1), np.nan)
 
 
-def _rates(run: Run) -> list[str]:
-    """List the distinct learning rates, the highest first."""
+def _distinct_learning_rates(run: Run) -> list[str]:
+    """List the metrics of learning rates, each different curve once, the highest peak first."""
     logged = [
         name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))
     ]
+    # Of equal rates the first name stays, because it is stored last.
     name_of_values = {}
     for name in reversed(logged):
         values = run.series(name)[1]
@@ -126,12 +135,11 @@ def _rates(run: Run) -> list[str]:
 
 
 def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
-    """Draw metrics of a common scale.
+    """Draw metrics of a common scale into one panel.
 
-    A training loss of many steps is thin, with a thick smoothed line through it. The axis is
-    logarithmic if a linear one would press almost everything against its bottom. Each NaN or
-    infinite value is a cross on the upper edge. A ring marks the best of the first evaluation
-    metric, unless the untrained model was better.
+    The axis is logarithmic if the largest value is more than 30 times the median. Each NaN or
+    infinite value is a cross on the upper edge. A ring marks the best value of the first evaluation
+    metric, unless the untrained model was better. Resumes are dotted lines.
     """
     lines = {}
     for name in names:
@@ -145,11 +153,13 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
     values = np.concatenate([values_of_line for _, values_of_line in lines.values()])
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
+    # On a linear axis one high value would press all others against its bottom.
     log = len(positive) > 2 and bool(finite.max() > 30 * np.median(positive))
     _draw_lines(ax, lines, log=log)
-    judged = next((name for name in lines if name.startswith("eval/")), None)
-    if judged is not None:
-        _ring_best(ax, run, judged, SERIES[list(lines).index(judged) % len(SERIES)])
+    for index, name in enumerate(lines):
+        if name.startswith("eval/"):
+            _ring_best(ax, run, name, SERIES[index % len(SERIES)])
+            break
     number_axis(ax, list(positive if log else finite), log=log)
     if log:
         # A schedule may end near zero: the axis does not follow it there.
@@ -165,7 +175,7 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
 def _ring_best(ax: Axes, run: Run, metric: str, colour: str) -> None:
     """Draw a ring around the best value of a metric after step 0.
 
-    None if nothing was evaluated after it, or if the value before training was better.
+    No ring if nothing was evaluated after it, or if the value before training was better.
     """
     mode = metric_mode(metric)
     best = run.best(metric, mode)
@@ -178,7 +188,10 @@ def _ring_best(ax: Axes, run: Run, metric: str, colour: str) -> None:
 
 
 def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool) -> None:
-    """Draw each metric as one line, a long training loss smoothed."""
+    """Draw each metric as one line, with a marker at each value if there are few.
+
+    A training loss of many steps is thin, with a thick smoothed line through it.
+    """
     for index, (name, (x, y)) in enumerate(lines.items()):
         style: dict[str, Any] = {"linewidth": 1.7, "label": name}
         style["color"] = SERIES[index % len(SERIES)]
@@ -186,11 +199,11 @@ def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool
             style |= {"color": SERIES[0], "alpha": 1 - 0.75 * index / len(lines)}
         if log:
             y = np.where(y > 0, y, np.nan)
-        if name == "train/loss" and len(y) >= 12:  # of single batches
+        if name == "train/loss" and len(y) >= _SMOOTHED_POINTS:
             ax.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.3)
             ax.plot(x, smooth(y, max(1.0, len(y) / 60)), **style)
         else:
-            ax.plot(x, y, marker="o" if len(y) < 40 else None, markersize=4.0, **style)
+            ax.plot(x, y, marker="o" if len(y) < _MARKED_POINTS else None, markersize=4.0, **style)
 
 
 def _mark_steps_not_finite(ax: Axes, steps: Array) -> None:
@@ -212,7 +225,7 @@ def _mark_steps_not_finite(ax: Axes, steps: Array) -> None:
 
 
 def _mark_resumes(ax: Axes, run: Run) -> None:
-    """Mark the step of each resume with a dotted line; one of them is in the legend."""
+    """Mark the step of each resume with a dotted line; the first is in the legend."""
     for index, step in enumerate(sorted({*run.values_in_records("resumes", "from_step", int)})):
         ax.axvline(
             step,
@@ -224,18 +237,21 @@ def _mark_resumes(ax: Axes, run: Run) -> None:
 
 
 def model_name(run: Run) -> str:
-    """Name the model: the end of its path, or the choice if it has none."""
+    """Name the model of a run: the last part of `model.path`, else the choice `model=`."""
     return _last_part(run.config.get("model.path")) or str(run.config.get("model.name") or "")
 
 
 def data_name(run: Run) -> str:
-    """Name the data: the end of its path or file, or the choice if it has none or several."""
+    """Name the data of a run: the last part of its path or training file, else the choice `data=`.
+
+    A list of files counts as none.
+    """
     path = _last_part(run.config.get("data.path")) or _last_part(run.config.get("data.train"))
     return path or str(run.config.get("data.name") or "")
 
 
 def _last_part(path: object) -> str:
-    """Return the last part of a path; empty if it is no single path."""
+    """Return the last part of a path; empty for None and for a list of paths as text."""
     text = str(path or "").rstrip("/")
     if text.startswith("["):
         return ""

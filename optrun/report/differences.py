@@ -15,7 +15,7 @@ from optrun.report.statistics import ReferenceComparison, Scores, Verdict
 from optrun.report.theme import INK, MUTED, PAPER, Chart, style_axes
 
 LINES = 16
-"""So many contenders have a line each; more are in the table."""
+"""Most contenders in the picture; the table has all."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ def differences(
 ) -> list[Difference]:
     """Subtract the scores of its reference from each contender's, seed by seed.
 
+    At most `LINES` contenders. One without a difference is left out.
+
     Args:
-        comparisons: Contender -> comparison, in the order of the pictures; None: it is not ranked.
+        comparisons: Contender -> comparison, in the order of the pictures; None: not ranked.
         scores: Contender -> seed -> score.
         diverged_seeds: Contender -> seeds that diverged.
     """
@@ -47,19 +49,12 @@ def differences(
         if comparison is None or math.isnan(comparison.difference):
             continue
         reference_scores = scores[comparison.reference]
-        paired = {
-            seed: score - reference_scores[seed]
-            for seed, score in scores[name].items()
-            if seed in reference_scores
-        }
-        lines.append(
-            Difference(
-                series,
-                comparison,
-                paired,
-                {*diverged_seeds.get(name, ()), *diverged_seeds.get(comparison.reference, ())},
-            )
-        )
+        paired = {}
+        for seed, score in scores[name].items():
+            if seed in reference_scores:
+                paired[seed] = score - reference_scores[seed]
+        diverged = {*diverged_seeds.get(name, ()), *diverged_seeds.get(comparison.reference, ())}
+        lines.append(Difference(series, comparison, paired, diverged))
     return lines[:LINES]
 
 
@@ -94,21 +89,20 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
     return figure
 
 
-def _write_above(ax: Axes, x: float, index: int, text: str) -> None:
-    """Write text above the line at `index`.
-
-    x = 0 is the name on the left, x = 1 the verdict on the right.
-    """
-    look: dict[str, Any] = {"ha": "left", "color": INK, "fontsize": 8.5}
-    if x == 1.0:
-        look = {"ha": "right", "color": MUTED, "fontsize": 7.5}
+def _write_above(ax: Axes, index: int, name: str, verdict: str) -> None:
+    """Write the name of a contender above its line on the left, and the verdict on the right."""
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-    transform = ax.get_yaxis_transform()
-    ax.text(x, 0.33 - index, text, va="center", bbox=box, transform=transform, **look)
+    look: dict[str, Any] = {"va": "center", "bbox": box, "transform": ax.get_yaxis_transform()}
+    y = 0.33 - index
+    ax.text(0.0, y, name, ha="left", color=INK, fontsize=8.5, **look)
+    ax.text(1.0, y, verdict, ha="right", color=MUTED, fontsize=7.5, **look)
 
 
 def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
-    """Choose the x limits: 0, all differences and intervals, but no outlier (`find_reach`)."""
+    """Choose x limits around 0, all differences and their intervals, without outliers.
+
+    See `find_reach`; the band of `matters` is always shown on the side of the values.
+    """
     values = [0.0]
     for line in lines:
         values += [line.comparison.difference, *line.seeds.values()]
@@ -133,28 +127,34 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
     left, right = ax.get_xlim()
     style = style_of(line.series, linewidth=0)
     is_out = verdict.startswith(("ruled out", "worse"))
+    # 1. The mean.
     x = min(max(comparison.difference, left), right)
-    look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4}
-    if x != comparison.difference:
-        look["marker"] = ">" if x == right else "<"
+    is_inside = x == comparison.difference
+    mark: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4}
+    if not is_inside:
+        mark["marker"] = ">" if x == right else "<"
         _write_value(ax, x, -index, comparison.difference)
     elif is_out:
-        look["markerfacecolor"] = PAPER
-    ax.plot(x, -index, clip_on=False, **(style | look))
-    _write_above(ax, 0.0, index, short_name(comparison.name))
-    _write_above(ax, 1.0, index, "the best" if is_sole_best else verdict.partition(",")[0])
-    if x == comparison.difference and not math.isnan(comparison.low):
-        bar = [max(comparison.low, left), min(comparison.high, right)]
+        mark["markerfacecolor"] = PAPER
+    ax.plot(x, -index, clip_on=False, **(style | mark))
+    # 2. Name and verdict.
+    text = "the best" if is_sole_best else verdict.partition(",")[0]
+    _write_above(ax, index, short_name(comparison.name), text)
+    # 3. The interval.
+    if is_inside and not math.isnan(comparison.low):
+        ends = [max(comparison.low, left), min(comparison.high, right)]
         alpha = 0.22 if is_out else 0.42
-        ax.plot(bar, [-index] * 2, color=style["color"], linewidth=5, alpha=alpha, zorder=2)
+        ax.plot(ends, [-index] * 2, color=style["color"], linewidth=5, alpha=alpha, zorder=2)
+    # 4. The seeds.
     if comparison.name == comparison.reference:
         return
-    for seed, gap in line.seeds.items():
-        if left <= gap <= right:
-            small = {"marker": "o", "markersize": 2.6}
-            if seed in line.diverged_seeds:
-                small = {"marker": "x", "markersize": 4.5}
-            ax.plot(gap, -index - 0.14, **(style | small), alpha=0.8, zorder=3)
+    for seed, difference in line.seeds.items():
+        if not left <= difference <= right:
+            continue
+        small_mark = {"marker": "o", "markersize": 2.6}
+        if seed in line.diverged_seeds:
+            small_mark = {"marker": "x", "markersize": 4.5}
+        ax.plot(difference, -index - 0.14, **(style | small_mark), alpha=0.8, zorder=3)
 
 
 def _write_value(ax: Axes, x: float, y: float, difference: float) -> None:

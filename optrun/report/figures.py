@@ -23,31 +23,28 @@ def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) ->
         comparison: The reported runs.
         confirmed: The runs on fresh seeds that give the verdict, if a confirmation has ended.
     """
-    if not comparison.several:
-        drawn = pictures(comparison.findings)
-        if confirmed is None or confirmed is comparison or confirmed.several:
-            return drawn
-        fresh = _ordered(confirmed.findings, comparison)
-        of_choice = [picture for picture in drawn if picture.name != "differences"]
-        return [*verdict_picture(Comparison.of(fresh)), *of_choice]
-    all_drawn = verdict_picture(comparison)
-    for number, workload in enumerate(comparison.workloads, start=1):
-        all_drawn += [
-            replace(
-                picture,
-                name=f"workload-{number}-{picture.name}",
-                title=f"{workload.name}: {picture.title}",
-            )
-            for picture in pictures(_ordered(workload, comparison))
-            if picture.name in _WITHIN
-        ]
-    return all_drawn
+    if comparison.several:
+        drawn = verdict_picture(comparison)
+        for number, workload in enumerate(comparison.workloads, start=1):
+            for picture in pictures(_order_as_ranked(workload, comparison)):
+                if picture.name in _WITHIN:
+                    name = f"workload-{number}-{picture.name}"
+                    title = f"{workload.name}: {picture.title}"
+                    drawn.append(replace(picture, name=name, title=title))
+        return drawn
+    drawn = pictures(comparison.findings)
+    if confirmed is None or confirmed is comparison or confirmed.several:
+        return drawn
+    # The fresh seeds give the verdict; the other pictures are of the runs that chose.
+    fresh = _order_as_ranked(confirmed.findings, comparison)
+    of_choice = [picture for picture in drawn if picture.name != "differences"]
+    return [*verdict_picture(Comparison.of(fresh)), *of_choice]
 
 
-def _ordered(findings: Findings, comparison: Comparison) -> Findings:
-    """Order the contenders of a workload as in the ranking over all workloads.
+def _order_as_ranked(findings: Findings, comparison: Comparison) -> Findings:
+    """Order the contenders of a workload as another comparison ranks them.
 
-    A contender then has the same colour in all pictures.
+    The order decides the colours: a contender then has the same one in all pictures.
     """
     names = [] if comparison.ttest is None else comparison.ttest.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
@@ -60,11 +57,11 @@ def _ordered(findings: Findings, comparison: Comparison) -> Findings:
 
 
 def pictures(findings: Findings) -> list[Picture]:
-    """List the pictures with data in this comparison, the verdict's first.
+    """List the pictures of one workload, without pictures of no data.
 
-    The metric during training needs a run with two evaluations, the metric against lr a
-    contender with two rates. At most `picture.SHOWN` contenders are drawn, and a caption says
-    so.
+    They are the differences to the reference, the metric during training (of runs with two
+    evaluations), and the final metric against lr (of contenders with two rates). The last two show
+    at most `picture.SHOWN` contenders, and their captions say so.
     """
     # The index in this list decides colour and marker in all pictures.
     contenders = [contender for contender in findings.contenders if contender.configuration.runs][
@@ -97,7 +94,7 @@ def pictures(findings: Findings) -> list[Picture]:
 
 
 def verdict_picture(comparison: Comparison) -> list[Picture]:
-    """Describe the picture of the verdict.
+    """Describe the picture of the differences to the reference, as a list of one picture.
 
     Empty if fewer than two contenders have a difference.
     """

@@ -1,4 +1,4 @@
-"""Find what a report says of one workload, as data.
+"""Analyse the runs of one workload: group, rank and test them.
 
 Runs joined to configurations, configurations to contenders, and ttest.
 """
@@ -39,7 +39,7 @@ DEFAULT_METRIC = "eval/loss"
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report says of the runs of one workload: contenders, ranking and tests."""
+    """The contenders, ranking and tests of the runs of one workload."""
 
     runs: list[Run]
     metric: str
@@ -193,7 +193,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
 
 
 def _refuse_unknown_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
-    """Refuse keys of `by=` that no run has in its configuration."""
+    """Refuse keys of `by=` without a value in any run."""
     known_keys = all_keys(runs)
     for key in keys:
         if key not in known_keys:

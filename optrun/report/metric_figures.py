@@ -23,7 +23,7 @@ from optrun.report.picture import (
     short_name,
     style_of,
 )
-from optrun.report.runs import Array
+from optrun.report.runs import Array, Run
 from optrun.report.theme import Chart, count_axis, legend, log_axis
 
 Axis = Literal["step", "epoch"]
@@ -48,8 +48,10 @@ class SeedLine:
 
 
 def choose_axis(contenders: Sequence[Contender]) -> Axis:
-    """Choose the x axis: optimizer steps, or epochs if batch sizes differ."""
-    runs = [run for contender in contenders for run in contender.configuration.runs]
+    """Choose the x axis: optimizer steps, or epochs if batch sizes differ and all runs log them."""
+    runs: list[Run] = []
+    for contender in contenders:
+        runs += contender.configuration.runs
     if len({run.batch for run in runs}) <= 1:
         return "step"
     if all(len(run.series("epoch")[0]) for run in runs):
@@ -58,9 +60,10 @@ def choose_axis(contenders: Sequence[Contender]) -> Axis:
 
 
 def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list[SeedLine]:
-    """List the line of each seed of each contender's best configuration.
+    """List the line of each seed of each contender's chosen configuration.
 
-    Runs that have not finished count only if none has.
+    Runs that have not finished count only if none of the contender has. A line of fewer than two
+    values is left out, a long one is thinned to `_POINTS` values.
 
     Args:
         contenders: The contenders to draw.
@@ -83,9 +86,8 @@ def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list
 def draw_seed_lines(lines: Sequence[SeedLine], metric: str, mode: str, axis: Axis) -> Chart:
     """Draw one line for each seed, in the colour of its contender.
 
-    A run that has not finished is dashed. Each contender stands once in the legend. The limits
-    show the ends of the lines and their descent after a quarter; a contender outside is named
-    above.
+    A contender without a finished run is dashed; one outside the limits is named above. See
+    `_set_metric_limits`.
     """
     contenders: dict[int, list[SeedLine]] = defaultdict(list)
     for line in lines:
@@ -96,7 +98,7 @@ def draw_seed_lines(lines: Sequence[SeedLine], metric: str, mode: str, axis: Axi
         for position, line in enumerate(members):
             style = _line_style(line, is_first=position == 0, is_alone=len(members) == 1)
             ax.plot(line.x, line.y, **style)
-    _limit(ax, lines, mode)
+    _set_metric_limits(ax, lines, mode)
     ends = []
     for members in contenders.values():
         mean = float(np.mean([line.y[-1] for line in members]))
@@ -109,11 +111,11 @@ def draw_seed_lines(lines: Sequence[SeedLine], metric: str, mode: str, axis: Axi
 
 
 def _line_style(line: SeedLine, *, is_first: bool, is_alone: bool) -> dict[str, Any]:
-    """Style a line; the first one of a contender stands in the legend."""
+    """Style the line of a seed; only the first one of a contender has markers and a label."""
     style = style_of(line.series)
-    every = max(1, len(line.x) // 8)
-    # Markers of two contenders stand at different places: one line may lie on another.
-    style["markevery"] = (line.series * every // 8, every)
+    # About eight markers, shifted by contender, because one line may lie on another.
+    spacing = max(1, len(line.x) // 8)
+    style["markevery"] = (line.series * spacing // 8, spacing)
     style["linewidth"] = 1.8 if is_alone else 1.1
     style["linestyle"] = "-" if line.finished else "--"
     if not is_first:
@@ -125,14 +127,17 @@ def _line_style(line: SeedLine, *, is_first: bool, is_alone: bool) -> dict[str, 
     return style
 
 
-def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
-    """Set the y limits to the ends of the lines and their descent after a quarter."""
+def _set_metric_limits(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
+    """Set the y limits to the last values and the values after a quarter of training.
+
+    The steep descent before that quarter is cut, see `set_limits`.
+    """
     ends = [float(line.y[-1]) for line in lines]
     values = np.concatenate([line.y for line in lines])
     best = float(values.min() if mode == "min" else values.max())
-    # The first value is that of the untrained model; a quarter later the steep descent is over.
-    quarter = float(np.median([line.y[(len(line.y) + 2) // 4] for line in lines]))
-    set_limits(ax, [best, *ends], mode, least=abs(quarter - best))
+    # The median over lines; + 2 rounds the quarter to the nearest index.
+    after_quarter = float(np.median([line.y[(len(line.y) + 2) // 4] for line in lines]))
+    set_limits(ax, [best, *ends], mode, least=abs(after_quarter - best))
 
 
 def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart:
@@ -142,7 +147,12 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
     a contender with more than `_CROWDED` rates are not joined.
     """
     figure, ax = panel(len(contenders), "peak learning rate", f"final {findings.metric}")
-    log_axis(ax, "x", [lr for contender in contenders for lr in contender.lr_curve.finished_lrs])
+    lrs: list[float] = []
+    all_means: list[float] = []
+    for contender in contenders:
+        lrs += contender.lr_curve.finished_lrs
+        all_means += [point.mean for point in contender.lr_curve.points.values()]
+    log_axis(ax, "x", lrs)
     ax.margins(x=0.05)
     bests = [
         (contender.name, contender.lr_curve.best.mean)
@@ -152,9 +162,6 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
-        all_means: list[float] = []
-        for contender in contenders:
-            all_means += [point.mean for point in contender.lr_curve.points.values()]
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
         note_cut_contenders(ax, findings.mode, bests)
@@ -179,9 +186,9 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
 
 
 def _lr_dots(ax: Axes, contender: Contender) -> list[Dot]:
-    """List the outcome at each lr.
+    """List the mean at each lr, then a NaN at each lr with a diverged run.
 
-    An lr with diverged seeds is listed only if its score lies inside the limits.
+    The mean at an lr with diverged runs is left out if it lies outside the y limits.
     """
     low, high = ax.get_ylim()
     lr_curve = contender.lr_curve

@@ -1,7 +1,4 @@
-"""Say what a picture of a report is, and what all of them share.
-
-Who is drawn, how, and how far it reaches.
-"""
+"""Draw the common parts of pictures: names, colours, limits and dots."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ WIDTH = 4.3
 """Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side
 on a desk."""
 FAR = 4.0
-"""A value that is so many times as far from the best as all nearer ones would squeeze them: it
-stands at the border."""
+"""A value further from the best than this many times the distance of the value before it is an
+outlier: it would squeeze the others, and is drawn at the border."""
 _NAME_LENGTH = 34
 
 
@@ -47,9 +44,13 @@ def short_name(text: str) -> str:
 
 
 def style_of(series: int, **more: object) -> dict[str, Any]:
-    """Give a contender its colour and marker.
+    """Return the colour and marker of a contender, as keywords of `Axes.plot`.
 
-    Those beyond the first `SHOWN` have no colour of their own.
+    Contenders beyond the first `SHOWN` are grey circles.
+
+    Args:
+        series: Index of the contender.
+        more: Further keywords.
     """
     colour = MUTED
     marker = "o"
@@ -68,9 +69,7 @@ def panel(lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
 
 
 def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
-    """Find how far from the best a picture reaches.
-
-    A few bad values must not squeeze the others.
+    """Find how far from the best a picture reaches, without its outliers.
 
     Args:
         distances: Distances of all values from the best; non-finite ones are ignored.
@@ -85,11 +84,13 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
         (0.05, 0.02)
     """
     ordered = sorted(distance for distance in distances if math.isfinite(distance))
-    far = max([least, *ordered[: max(2, (len(ordered) + 1) // 2)]])
+    # The nearer half is always shown, and at least two values.
+    always_shown = ordered[: max(2, (len(ordered) + 1) // 2)]
+    reach = max([least, *always_shown])
     for distance in ordered:
-        if distance <= FAR * far:
-            far = max(far, distance)
-    return far
+        if distance <= FAR * reach:
+            reach = max(reach, distance)
+    return reach
 
 
 def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0) -> None:
@@ -104,12 +105,13 @@ def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0
         mode: "min" or "max".
         least: Distance from the best that is always shown.
     """
+    # As costs, of which less is better; the limits are turned back at the end.
     sign = 1.0 if mode == "min" else -1.0
-    finite = [sign * value for value in values if math.isfinite(value)]
-    if not finite:
+    costs = [sign * value for value in values if math.isfinite(value)]
+    if not costs:
         return
-    best = min(finite)
-    reach = find_reach([value - best for value in finite], least)
+    best = min(costs)
+    reach = find_reach([cost - best for cost in costs], least)
     if reach == 0:
         reach = 0.02 * abs(best)
     if reach == 0:
@@ -122,7 +124,7 @@ def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0
 
 
 def note_cut_contenders(ax: Axes, mode: str, ends: Sequence[tuple[str, float]]) -> None:
-    """Note above the picture the contenders whose final value lies outside its limits.
+    """Note above the picture the contenders with a final value outside its limits.
 
     Writes nothing if there are none; names two, and counts the others.
 
@@ -132,23 +134,24 @@ def note_cut_contenders(ax: Axes, mode: str, ends: Sequence[tuple[str, float]]) 
         ends: Name and final value of each contender; a value that is not finite is left out.
     """
     low, high = ax.get_ylim()
-    gone = []
+    outside = []
     for name, end in ends:
         if math.isfinite(end) and not low <= end <= high:
-            gone.append(f"{short_name(name)} {format_metric(end)}")
-    if gone:
+            outside.append(f"{short_name(name)} {format_metric(end)}")
+    if outside:
         arrow = "↑" if mode == "min" else "↓"
-        above(ax, f"{arrow} {list_names(gone, 2)}", 1, 3, fontsize=7.5)
+        above(ax, f"{arrow} {list_names(outside, 2)}", 1, 3, fontsize=7.5)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One outcome among others of a contender."""
+    """One outcome of a contender, such as the mean at one lr."""
 
     x: float
     y: float
-    """NaN: it diverged."""
+    """NaN: the run diverged."""
     chosen: bool = False
+    """Whether it is the contender's best, which gets a ring."""
 
 
 def draw_dots(
@@ -159,21 +162,23 @@ def draw_dots(
     mode: str,
     width: float = 0.0,
 ) -> None:
-    """Draw the outcomes of a contender.
+    """Draw the outcomes of a contender as markers, the chosen one in a ring.
 
-    The chosen one gets a ring; an outcome outside the limits lies on the worse edge.
+    On the edge of worse values, a cross is a diverged run and an arrowhead a value outside the
+    limits.
 
     Args:
         ax: The axes, whose limits are set already.
         series: Index of the contender, which decides colour and marker.
         label: Text in the legend.
-        dots: The outcomes, by rising x if they are joined. On the edge, a cross is a diverged run,
-            an arrowhead a value outside.
+        dots: The outcomes, by rising x if they are joined.
         mode: "min" or "max".
         width: Width of the line that joins them; 0: no line.
     """
     style = style_of(series, linewidth=0)
-    worse_edge, arrowhead = (0.985, "^") if mode == "min" else (0.015, "v")
+    # As a share of the height of the axes.
+    worse_edge = 0.985 if mode == "min" else 0.015
+    arrowhead = "^" if mode == "min" else "v"
     finite_dots = [dot for dot in dots if math.isfinite(dot.y)]
     look = style | {"linewidth": width, "label": short_name(label)}
     ax.plot([dot.x for dot in finite_dots], [dot.y for dot in finite_dots], **look)

@@ -255,7 +255,7 @@ class Run:
         return None
 
     def overrides_without(self, prefixes: tuple[str, ...]) -> list[str]:
-        """List the recorded overrides that do not begin with one of some prefixes.
+        """List the recorded overrides, without those with one of some prefixes.
 
         Options and other words, which may stand in a file from elsewhere, are left out.
         """

@@ -1,6 +1,4 @@
-"""Compare contenders over seeds.
-
-Which of them could be the best, by how much the others differ, how many seeds tell.
+"""Test contenders for being the best over seeds, and plan the number of seeds.
 
 Everything here works on numbers alone and knows nothing of runs. A seed is easy or hard for every
 contender, so all tests are paired by seed. Their error rates and power are simulated by
@@ -9,7 +7,6 @@ contender, so all tests are paired by seed. Their error rates and power are simu
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -48,9 +45,9 @@ class Verdict(StrEnum):
     no_difference = "no difference found"
     baseline = "baseline"
     too_few = "too few seeds"
-    """It shares fewer than `MIN_SEEDS` with everyone it could be compared with."""
+    """It shares fewer than `MIN_SEEDS` seeds with each contender that it is tested against."""
     no_spread = "every seed differs by the same"
-    """The differences have no spread to test them by."""
+    """The differences have no spread, so no t test can be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +72,8 @@ class ReferenceComparison:
     ruled_out_by: str = ""
     """The contender whose test rules it out."""
     seen: float = math.nan
-    """The difference that would have been found in 4 of 5 cases, at the spread observed; NaN
-    without a test."""
+    """The difference that the test finds in 4 of 5 cases, at the observed spread; NaN without a
+    test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +99,16 @@ class TtestResult:
 
     @property
     def possible(self) -> list[str]:
-        """List the possible best contenders, or those not worse than the baseline.
+        """List the contenders that could be the best, by their means; the best mean first.
 
-        Best mean first.
+        With a baseline, those that are not worse than it.
         """
         out = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
         return [name for name in self.ranking if self.comparisons[name].verdict not in out]
 
     @property
     def is_tested(self) -> bool:
-        """Tell whether two contenders share enough seeds for a test."""
+        """Tell whether some contender shares at least `MIN_SEEDS` seeds with the reference."""
         return any(
             result.seeds >= MIN_SEEDS
             for name, result in self.comparisons.items()
@@ -119,10 +116,13 @@ class TtestResult:
         )
 
     def verdict_text(self, name: str) -> str:
-        """Write the verdict on a contender, with the decisive limit."""
+        """Write the verdict on a contender: "the best" if all others are ruled out.
+
+        A difference that is too small to matter is named by `limit`.
+        """
         verdict = self.comparisons[name].verdict
-        others_are_out = self.possible == [name] and len(self.ranking) > 1
-        if verdict is Verdict.could_be_best and others_are_out:
+        is_alone = self.possible == [name] and len(self.ranking) > 1
+        if verdict is Verdict.could_be_best and is_alone:
             return "the best"
         return verdict.replace(UNSET, self.limit)
 
@@ -154,20 +154,24 @@ class PairedTests:
 def paired_tests(values: Array, mode: str) -> PairedTests:
     """Run the paired t test for every two contenders, of many tables at once.
 
+    The statistic is mean / sd * sqrt(n) over the differences of the n seeds that both have. Only
+    pairs with `MIN_SEEDS` such seeds are tested. Differences whose spread is mere rounding have no
+    test, unless their mean is rounding, too: then t is 0.
+
     Args:
         values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
         mode: "min" if less is better, "max" if more is.
     """
     has_score = ~np.isnan(values)
     filled = np.where(has_score, values, 0.0)
-    size = np.abs(filled).max(axis=-1, initial=0.0)
-    # The unit of a pair's differences: no square overflows.
-    size = np.maximum(size[..., :, None], size[..., None, :])
-    size = np.where(size > 0, size, 1.0)
+    # In units of the largest score of a pair, so that no square overflows.
+    unit = np.abs(filled).max(axis=-1, initial=0.0)
+    unit = np.maximum(unit[..., :, None], unit[..., None, :])
+    unit = np.where(unit > 0, unit, 1.0)
     both = has_score[..., :, None, :] & has_score[..., None, :, :]
     n = both.sum(axis=-1)
     difference = filled[..., :, None, :] - filled[..., None, :, :]
-    difference = np.where(both, difference, 0.0) / size[..., None]
+    difference = np.where(both, difference, 0.0) / unit[..., None]
     mean = difference.sum(axis=-1) / np.maximum(n, 1)
     squares = (np.where(both, difference - mean[..., None], 0.0) ** 2).sum(axis=-1)
     sd = np.sqrt(squares / np.maximum(n - 1, 1))
@@ -177,7 +181,7 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
     t = sign * mean * np.sqrt(n) / sd
     t = np.where(is_tested & np.isnan(sd) & (np.abs(mean) <= ROUNDING), 0.0, t)
     p = special.stdtr(np.maximum(n - 1, 1), -t)
-    return PairedTests(n, np.where(n > 0, mean * size, np.nan), sd * size, t, p)
+    return PairedTests(n, np.where(n > 0, mean * unit, np.nan), sd * unit, t, p)
 
 
 def compare(
@@ -217,6 +221,7 @@ def compare(
     own variance, and Bonferroni bounds the error.
     """
     _refuse_unfit(scores, mode, baseline)
+    # 1. Rank by the means, and tabulate the scores: one row each contender, one column each seed.
     names = list(scores)
     means = {
         name: float(np.mean([*by_seed.values()])) for name, by_seed in scores.items() if by_seed
@@ -227,25 +232,28 @@ def compare(
     for row, by_seed in zip(values, scores.values(), strict=True):
         for seed, score in by_seed.items():
             row[seeds.index(seed)] = score
+    # 2. Test every two contenders, and adjust the p values.
     tests = paired_tests(values, mode)
-    n_tests = _others(len(means))
+    n_tests = _count_tests(len(means))
     alpha = ALPHA / looks
     if baseline is None:
-        smallest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
-        p = np.minimum(1.0, tests.p[range(len(names)), smallest] * n_tests)
+        # Of each contender the test against the one that most likely beats it.
+        strongest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
+        p = np.minimum(1.0, tests.p[range(len(names)), strongest] * n_tests)
         itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
+        # The most seeds that a contender shares with another one.
         shared = np.where(itself, 0, tests.seeds).max(axis=1)
         # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
         # shares too few.
         reference = min(
             map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
         )
-        ruled_out_by = [names[smallest[i]] if p[i] < alpha else "" for i in range(len(names))]
+        ruled_out_by = [names[strongest[i]] if p[i] < alpha else "" for i in range(len(names))]
         sides = 1
         confidence = 1 - 2 * alpha / n_tests
     else:
         reference = names.index(baseline)
-        p = _adjusted_against(reference, tests, n_tests)
+        p = _adjust_by_holm(reference, tests, n_tests)
         shared = tests.seeds[:, reference]
         ruled_out_by = [""] * len(names)
         sides = 2
@@ -254,6 +262,7 @@ def compare(
         sd = pooled_sd(by_seed.values() for by_seed in scores.values())
     if matters is None:
         matters = sd
+    # 3. Compare each contender with the reference.
     comparisons = {}
     for i, name in enumerate(names):
         n = int(tests.seeds[i, reference])
@@ -348,15 +357,19 @@ def _open_verdict(against_baseline: bool, *, no_spread: bool) -> Verdict:
     return Verdict.no_difference if against_baseline else Verdict.could_be_best
 
 
-def _others(contenders: int) -> int:
+def _count_tests(contenders: int) -> int:
     """Count the tests of one contender against the others, at least 1."""
     return max(1, contenders - 1)
 
 
-def _adjusted_against(reference: int, tests: PairedTests, n_tests: int) -> Array:
-    """Compute two-sided p values against one contender, by Holm over k - 1.
+def _adjust_by_holm(reference: int, tests: PairedTests, n_tests: int) -> Array:
+    """Compute the two-sided p values of all contenders against one, corrected by `holm`.
 
-    A test that is not made counts as p = 1.
+    Args:
+        reference: Index of the one contender.
+        tests: The one-sided tests.
+        n_tests: Number of planned tests. One that could not be made counts as p = 1, so that it
+            does not make the others look better; its own p stays NaN.
     """
     p: Array = 2 * np.minimum(tests.p[:, reference], tests.p[reference])
     is_tested = ~np.isnan(p)
@@ -386,6 +399,7 @@ def holm(p: ArrayLike) -> Array:
     """
     values = np.asarray(p, dtype=np.float64)
     order = np.argsort(values, kind="stable")
+    # m for the smallest p, 1 for the largest.
     factors = np.arange(len(values), 0, -1)
     adjusted = np.empty_like(values)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
@@ -395,7 +409,7 @@ def holm(p: ArrayLike) -> Array:
 def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
     """Compute the standard deviation within samples, pooled over them.
 
-    Sqrt(sum of squares / sum of (n - 1)).
+    It is the root of (sum of squared deviations from each sample's mean) / (sum of n - 1).
 
     Args:
         samples: One for each contender, of any sizes.
@@ -412,14 +426,16 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
             degrees += len(values) - 1
     if degrees == 0:
         return math.nan
+    # The root of the sum of squares, without overflow.
     return math.hypot(*residuals) / math.sqrt(degrees)
 
 
 def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     """Estimate the standard deviation between seeds, without effects common to all contenders.
 
-    It is that of the residuals of a two-way table, contender + seed, over the seeds that all share.
-    Without such a table it is `pooled_sd`.
+    It is that of the residuals, score - mean of contender - mean of seed + mean of all, over the
+    seeds that all contenders with two seeds share. With fewer than two such contenders or seeds it
+    is `pooled_sd`.
 
     Args:
         scores: Seed -> score of each contender.
@@ -435,17 +451,17 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     rows = []
     for by_seed in several:
         rows.append([by_seed[seed] for seed in shared])
-    table = np.array(rows)
+    table = np.array(rows)  # contenders by seeds
     residuals = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
     degrees = (len(several) - 1) * (len(shared) - 1)
     return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
 
 
 def detectable(sd: float, seeds: int, alpha: float, *, sides: int = 1) -> float:
-    """Compute the difference found by a paired t test with the chance `POWER`.
+    """Compute the smallest difference found by a paired t test with the chance `POWER`.
 
-    It is delta * sd / sqrt(seeds), where a noncentral t of noncentrality delta passes the critical
-    value of the central one with chance `POWER`.
+    It is delta * sd / sqrt(seeds). With noncentrality delta, the noncentral t exceeds the critical
+    value of the test with chance `POWER`.
 
     Args:
         sd: Standard deviation of the differences; NaN gives NaN.
@@ -469,10 +485,10 @@ def seeds_for(
     power: float = POWER,
     baseline: bool = False,
 ) -> int | None:
-    """Count the seeds needed to find a difference with a given chance.
+    """Count the seeds of a confirmation needed to find a difference with a given chance.
 
-    The chance is an average over what the spread may be, since few seeds of a pilot say little
-    about it: the smallest n with
+    A pilot with few seeds says little about the spread, so the chance is an average over its
+    possible values. The result is the smallest n with
 
         sqrt(2) sd / sqrt(n) * q <= difference,
 
@@ -501,11 +517,11 @@ def seeds_for(
     if not degrees > 0 or math.isnan(sd):
         return None
     sides = 2 if baseline else 1
-    alpha = ALPHA / _others(contenders)
+    alpha = ALPHA / _count_tests(contenders)
 
-    def unseen(seeds: int) -> float:
+    for seeds in range(MIN_SEEDS, most + 1):
         critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
-        return -math.sqrt(2 / seeds) * sd * float(special.nctdtrit(degrees, critical, power))
-
-    seeds = MIN_SEEDS + bisect.bisect_left(range(MIN_SEEDS, most + 1), -abs(difference), key=unseen)
-    return seeds if seeds <= most else None
+        quantile = float(special.nctdtrit(degrees, critical, power))
+        if math.sqrt(2 / seeds) * sd * quantile <= abs(difference):
+            return seeds
+    return None

@@ -20,8 +20,8 @@ from optrun.base.reading import read_json
 
 T = TypeVar("T")
 LOOKS = "report-looks.json"
-"""How often a growing set of seeds was asked: whoever adds seeds until a verdict shows finds one
-that is not there."""
+"""Record of the tests made while seeds were added. Whoever adds seeds until a test rejects will
+find a difference where there is none, so later tests are made at a stricter level."""
 
 
 def dated_folder(beneath: Path) -> Path:
@@ -31,11 +31,7 @@ def dated_folder(beneath: Path) -> Path:
 
 
 def in_sweep(run: Path) -> bool:
-    """Tell whether a run directory belongs to a sweep, by the records beside it.
-
-    In a sweep a failed job always has a summary. A job with only Hydra's folder was handed to a
-    launcher and left when the sweep stopped.
-    """
+    """Tell whether a run directory belongs to a sweep, by the records beside it."""
     return (run.parent / SWEEP).is_file() or (run.parent / ".sweep").is_dir()
 
 
@@ -45,9 +41,9 @@ def is_search(sweep: Path) -> bool:
 
 
 def find_waiting(sweep: Path) -> dict[Path, list[str]]:
-    """Find the waiting jobs of a sweep's last command: folder -> overrides."""
+    """Find the jobs of a sweep's last command not begun yet: folder -> overrides."""
     waiting = {}
-    for name, status, overrides in _read(sweep, "jobs", _parse_job):
+    for name, status, overrides in _read_list(sweep, "jobs", _parse_job):
         # A name is one folder beneath the sweep, whatever a file from elsewhere says.
         if status != "new" or Path(name).name != name:
             continue
@@ -63,16 +59,19 @@ def _parse_job(row: Any) -> tuple[str, object, list[str]]:
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
-    """Collect the tuned keys of sweeps: each itself and, for a group, `KEY.name`."""
+    """Collect the keys declared as tuned by sweeps, and `KEY.name` of each, if it is a group."""
     keys: set[str] = set()
     for sweep in set(sweeps):
-        for key in _read(sweep, "tuned", str):
+        for key in _read_list(sweep, "tuned", str):
             keys |= {key, f"{key}.name"}
     return keys
 
 
-def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
-    """Parse the entries of a list in `sweep.json`; empty if file or entry cannot be read."""
+def _read_list(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
+    """Read the list at a key of `sweep.json`; `parse` converts an entry.
+
+    Empty if the file, the key or one of the entries cannot be read.
+    """
     try:
         return [parse(entry) for entry in read_json(sweep / SWEEP)[key]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -80,32 +79,32 @@ def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
 
 
 def record_look(folders: Sequence[Path], metric: str, seeds: int) -> int:
-    """Record this test in the folder of each sweep, and return its place among all tests.
+    """Record a test in the folder of each sweep, and return its number among the tests so far.
 
     Args:
         folders: Directories of the sweeps.
         metric: Metric of the test; each metric is counted separately.
-        seeds: Largest number of seeds of a contender. A test is known by this number alone: a
-            repeated test keeps its place.
+        seeds: Largest number of seeds of a contender. A test with the same number of seeds is the
+            same test, and keeps its number.
 
     Returns:
         1 for the first test. After tests of 3 and 5 seeds, 1 for 3 and 3 for 8. Of several folders
-        the largest place. A folder that cannot be written is counted, not recorded.
+        the largest number. A folder that cannot be written counts, but is not recorded.
     """
     numbers = [1]
     for folder in folders:
         looks = _read_looks(folder)
-        of_metric = looks.setdefault(metric, [])
-        if seeds not in of_metric:
-            of_metric.append(seeds)
-            with contextlib.suppress(OSError):  # a report of what lies on a disk that is not ours
+        seeds_of_tests = looks.setdefault(metric, [])
+        if seeds not in seeds_of_tests:
+            seeds_of_tests.append(seeds)
+            with contextlib.suppress(OSError):  # the disk may be read-only
                 replace_text(folder / LOOKS, json.dumps(looks) + "\n")
-        numbers.append(of_metric.index(seeds) + 1)
+        numbers.append(seeds_of_tests.index(seeds) + 1)
     return max(numbers)
 
 
 def _read_looks(folder: Path) -> dict[str, list[int]]:
-    """Read the numbers of seeds at earlier looks, by metric; empty if unreadable."""
+    """Read the numbers of seeds of earlier tests, by metric; empty if the file is unreadable."""
     looks: dict[str, list[int]] = {}
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for name, numbers in read_json(folder / LOOKS).items():

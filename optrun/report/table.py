@@ -18,16 +18,16 @@ from rich.text import Text
 from optrun.base.formatting import csv_cell, plain
 
 CSV_MARK = "optrun_report"
-"""Name of the last CSV column: by it an earlier report is told from a person's own file."""
+"""Name of the last CSV column. A file without it is not overwritten by a report."""
 _ALWAYS = 5
 """Columns that every terminal shows: of contenders the rank, name, choice, mean and verdict."""
 NONE = "–"
-"""Where nothing is known."""
+"""The cell of an unknown value."""
 
 
 @dataclass
 class Table:
-    """Cells of text in rows, with what a renderer needs to lay them out."""
+    """Cells of text in rows, with the layout of columns and rows."""
 
     columns: list[str]
     numeric: list[bool]
@@ -48,22 +48,23 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
             are shown.
     """
     n_columns = len(table.columns)
-    unlimited = Console(width=10_000)
+    # A console wider than any table, to measure the width that a table would like.
+    wide_console = Console(width=10_000)
     grid = _build_grid(table, title)
-    while width and n_columns > _ALWAYS and unlimited.measure(grid).maximum > width:
+    while width and n_columns > _ALWAYS and wide_console.measure(grid).maximum > width:
         n_columns -= 1
-        first = Table(
+        first_columns = Table(
             table.columns[:n_columns],
             table.numeric[:n_columns],
             [row[:n_columns] for row in table.rows],
             table.styles,
         )
-        grid = _build_grid(first, title)
+        grid = _build_grid(first_columns, title)
     return grid
 
 
 def _build_grid(table: Table, title: str | None) -> RichTable:
-    """Build a rich table that breaks no number, and no word below 30 characters."""
+    """Build a rich table without wrapping numbers, or words of up to 30 characters."""
     grid = RichTable(
         title=title,
         box=box.SIMPLE_HEAD,
@@ -118,18 +119,14 @@ def escape_markdown(text: str) -> str:
 
 
 def format_metric(number: float | None) -> str:
-    """Format a metric with four decimals, or four significant digits if small or large.
+    """Format a metric with four decimals; below 0.01 and from 1000 with four significant digits.
 
     None is `NONE`.
     """
     if number is None:
         return NONE
-    if not math.isfinite(number):
-        if math.isnan(number):
-            return "NaN"
-        if number > 0:
-            return "inf"
-        return "-inf"
+    if math.isnan(number):
+        return "NaN"
     if 0.01 <= abs(number) < 1000:
         return f"{number:.4f}"
     return f"{number:.4g}"

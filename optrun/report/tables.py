@@ -235,7 +235,10 @@ def runs_csv(comparison: Comparison) -> str:
     columns: dict[str, None] = {}
     for line in lines:
         columns |= dict.fromkeys(line)
-    return to_csv(list(columns), ([line.get(key) for key in columns] for line in lines))
+    rows = []
+    for line in lines:
+        rows.append([line.get(column) for column in columns])
+    return to_csv(list(columns), rows)
 
 
 def _csv_line(
@@ -310,7 +313,7 @@ def _count_diverged(runs: Sequence[Run]) -> str:
 
 
 def _count_started(contender: Contender) -> str:
-    """Count the configurations of a contender that were started."""
+    """Count the started configurations of a contender."""
     count = 0
     for configuration in contender.configurations:
         count += any(run.status != NOT_STARTED for run in configuration.runs)

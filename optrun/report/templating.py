@@ -1,4 +1,4 @@
-"""Fill the templates beside this file with text that nobody vouches for.
+"""Fill the templates beside this file with text from untrusted files.
 
 Names of runs, labels and messages come from outside. Every value is escaped by default, for HTML or
 for Markdown; only what is `Markup` (inline pictures, tables, code blocks, made here) goes through
@@ -21,9 +21,8 @@ from optrun.report.table import escape_markdown, format_metric, to_markdown
 
 def fill_html(template: str, /, **content: object) -> str:
     """Fill a template with values as HTML text."""
-    return (
-        _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
-    )
+    page = _environment(plain, "optrun.report").get_template(template).render(**content)
+    return page.strip() + "\n"
 
 
 def fill_markdown(template: str, package: str = "optrun.report", /, **content: object) -> str:
@@ -34,7 +33,8 @@ def fill_markdown(template: str, package: str = "optrun.report", /, **content: o
         package: Package whose folder `templates` holds it.
         content: Values by name.
     """
-    return _environment(_markdown, package).get_template(template).render(**content).strip() + "\n"
+    page = _environment(_markdown, package).get_template(template).render(**content)
+    return page.strip() + "\n"
 
 
 def fill_text(template: str, /, **content: object) -> str:
@@ -45,7 +45,10 @@ def fill_text(template: str, /, **content: object) -> str:
 
 @cache
 def _environment(finalize: Callable[[str], str], package: str) -> Environment:
-    """Build an environment with `finalize` on every value and HTML escapes."""
+    """Build a Jinja environment that applies `finalize`, then HTML escapes, to every value.
+
+    `Markup` passes unchanged, because it was made here. An undefined name is an error.
+    """
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,

@@ -63,7 +63,9 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
     is_confirmed: The runs are those of an ended confirmation.
     """
     ttest = comparison.ttest
-    ranked = [contender for workload in comparison.workloads for contender in workload.ranked]
+    ranked: list[Contender] = []
+    for workload in comparison.workloads:
+        ranked += workload.ranked
     if ttest is None or not ranked:
         return "none"
     is_single = len(ttest.ranking) < 2
@@ -191,7 +193,7 @@ def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]
 
 
 def is_best_lr_chance(contender: Contender, findings: Findings) -> bool:
-    """Tell whether the best lr of a contender is chance, so that its edge means nothing.
+    """Tell whether the best lr of a contender is chance, and its edge means nothing.
 
     It is if the contender learnt nothing, and it is ruled out or another contender learnt
     something. If no contender learnt anything, a wider grid may be what they lack.
@@ -281,7 +283,7 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
 
 
 def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, object]:
-    """Collect what to do next, for the template of the first line.
+    """Collect the advice of the first line, for its template.
 
     If a best lr is at the edge of its grid, a wider grid may be all that learning lacks, unless the
     runs are too short to tell: then it is longer training.
@@ -424,7 +426,7 @@ def _learnt_nothing(contender: Contender) -> bool:
 
 
 def _results_without_learning(contender: Contender) -> list[Generalisation]:
-    """List the verdicts on a contender's finished runs that learnt nothing."""
+    """List the verdicts on a contender's finished runs without learning."""
     results = [
         generalisation_of(run.summary) for run in contender.configuration.runs if run.finished
     ]

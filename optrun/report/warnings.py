@@ -1,4 +1,4 @@
-"""Find what a reader must know before quoting a comparison.
+"""List the caveats of a comparison.
 
 The texts stand in `templates/warnings.txt`.
 """
@@ -93,7 +93,7 @@ def _write_warning(kind: str, runs: Sequence[Run] = (), /, **details: object) ->
 def _warn_if_unequal(
     kind: str, values: Mapping[str, object], /, **details: object
 ) -> Iterable[RunWarning]:
-    """Yield a warning that lists the value of each contender, if two differ; None is unknown."""
+    """Warn with the value of each contender if two known values differ; None is unknown."""
     texts = {}
     for name, value in values.items():
         if value is not None:
@@ -104,7 +104,7 @@ def _warn_if_unequal(
 
 
 def _warn_of_edges(findings: Findings) -> Iterable[RunWarning]:
-    """Warn of each best lr that was not tried in between two nearby rates.
+    """Warn of each best lr without a nearby tried lr on both sides.
 
     Nothing if lr was not tuned. A contender with fewer than two tried rates is left out, and one
     whose best lr is chance, see `is_best_lr_chance`.
@@ -190,7 +190,7 @@ def _warn_of_unequal_effort(findings: Findings) -> Iterable[RunWarning]:
 
 
 def _first_known(values: Iterable[int | None]) -> int | None:
-    """Return the first value that is not None; None if there is none."""
+    """Return the first value other than None, if there is one."""
     return next((value for value in values if value is not None), None)
 
 
@@ -252,7 +252,7 @@ def _warn_of_differing_runs(findings: Findings) -> Iterable[RunWarning]:
 
 
 def _different_code(runs: Sequence[Run]) -> Iterable[str]:
-    """Yield each package version and each digest of a code file that differs between runs.
+    """Yield the package versions and the digests of code files with several values among runs.
 
     Such as `torch 2.9.0, 2.9.1`; values are cut to ten characters.
     """
@@ -271,7 +271,7 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _warn_of_unfinished_runs(findings: Findings) -> Iterable[RunWarning]:
-    """Yield one warning each for runs that diverged, failed, did not finish or did not start.
+    """Yield one warning each for diverged, failed, unfinished and waiting runs.
 
     A diverged run is in no other warning of these. If it is the only one, the warning has the
     reason; that of failed runs has the message of the first.
@@ -298,7 +298,7 @@ def _warn_of_unfinished_runs(findings: Findings) -> Iterable[RunWarning]:
 
 
 def _warn_of_doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
-    """Yield one warning each for runs whose result is in doubt.
+    """Yield one warning each for runs with a doubtful result.
 
     They were repeated with the same seed, finished without a finite metric, were judged by few
     evaluation examples, ended before their schedule did, or have missing or torn files.
@@ -329,7 +329,7 @@ def _warn_of_doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
 
 
 def _ended_early(run: Run) -> bool:
-    """Tell whether a run that did not diverge stopped before its last planned step."""
+    """Tell whether a run stopped before its last planned step, other than by divergence."""
     if run.diverged or run.max_steps is None:
         return False
     return 0 < run.global_step < run.max_steps
@@ -357,7 +357,7 @@ def _write_set(numbers: Sequence[int]) -> str:
 
 
 def _explain_common_trunk(runs: Iterable[Run]) -> str:
-    """Explain that two or more runs fork from one trunk; empty if they do not."""
+    """Name the common trunk of two or more forks, in a sentence; empty without one."""
     forks = forks_of(runs).values()
     trunks = {fork.trunk: fork.name for fork in forks}
     if len(forks) < 2 or len(trunks) > 1:

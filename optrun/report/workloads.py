@@ -87,13 +87,16 @@ class Comparison:
 
     @property
     def counted(self) -> list[Findings]:
-        """List the workloads that count in `scores`."""
+        """List the workloads counted in `scores`."""
         return [workload for workload in self.workloads if not workload.left_out]
 
     @property
     def runs(self) -> list[Run]:
         """List the runs of all workloads."""
-        return [run for workload in self.workloads for run in workload.runs]
+        runs: list[Run] = []
+        for workload in self.workloads:
+            runs += workload.runs
+        return runs
 
 
 def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Comparison:
@@ -242,9 +245,12 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
         names |= dict.fromkeys(scores)
     means: dict[str, dict[int, float]] = {}
     for name in names:
-        by_seed = [scores.get(name, {}) for scores in scores_by_workload]
-        shared_seeds = [seed for seed in by_seed[0] if all(seed in row for row in by_seed)]
-        means[name] = {seed: fmean(row[seed] for row in by_seed) for seed in shared_seeds}
+        means[name] = {}
+        for seed in scores_by_workload[0].get(name, {}):
+            on_workloads = [scores.get(name, {}).get(seed) for scores in scores_by_workload]
+            known_scores = [score for score in on_workloads if score is not None]
+            if len(known_scores) == len(workloads):
+                means[name][seed] = fmean(known_scores)
     return means
 
 
@@ -283,7 +289,7 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
 
 
 def _name_workloads(workloads: Sequence[list[Run]]) -> list[str]:
-    """Name workloads by what differs: the task, the data, or both.
+    """Name workloads by their task, their data or both, whatever differs.
 
     Equal names get the differing settings of task and data in parentheses, then numbers.
     """

@@ -185,7 +185,7 @@ def test_explain_looks_at_a_sample_of_many_rows(
     monkeypatch.setattr(data, "MOST_ROWS", 20)
     hydra = store.open_hydra()
     config = store.typed(store.without_hydra(store.compose(hydra, "config", words(*TINY_BERT))))
-    sampled = data.look_at(config, [])
+    sampled = data.sample_data(config, [])
     assert sampled is not None
     assert (sampled.train_rows, sampled.looked_at) == (60, (20, 3))
     assert sampled.facts is not None
@@ -194,11 +194,11 @@ def test_explain_looks_at_a_sample_of_many_rows(
     assert sampled.spec is not None
     assert sampled.spec.vocab_size == 320, "as many as all rows may give"
     unheld = replace(config, data=replace(config.data, eval=None, eval_fraction=0.0))
-    sampled = data.look_at(unheld, [])
+    sampled = data.sample_data(unheld, [])
     assert sampled is not None
     assert sampled.looked_at == (20, 0), "without evaluation rows the training rows are looked at"
     assert sampled.facts is not None
     monkeypatch.setattr(data, "MOST_BYTES", 10)
     notes: list[str] = []
-    assert data.look_at(config, notes) is None
-    assert "looked at when a run begins" in notes[0]
+    assert data.sample_data(config, notes) is None
+    assert "read when a run begins" in notes[0]

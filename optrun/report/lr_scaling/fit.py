@@ -21,13 +21,15 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.9
 NORMAL = float(special.ndtri(0.5 + CONFIDENCE / 2))
-NEAR, WIDE = 2.2, 4.5
+NEAR = 2.2
+WIDE = 4.5
 """A parabola is fitted to the best lr, its neighbours, and what else lies within the first factor.
 A second one, within the second factor and two neighbours, shows how far the first one holds."""
 GRAIN = 1 / 12
 """Standard deviation of an optimum between two lrs of a grid, in steps of the grid."""
 UNSEEN = 0.2
-"""The variance over seeds is taken at its upper bound, which this share of estimates misses."""
+"""The variance over seeds is taken at an upper bound, which the true one exceeds in this share of
+cases."""
 BEND = 0.05
 """Standard deviation of the bend c in ln lr* = a + b ln size + c (ln size)^2: no law is straight to
 the last digit, and few sizes do not show a slight bend that matters at the target."""
@@ -37,7 +39,7 @@ MIN_SEEDS = 2
 
 
 class Estimate(NamedTuple):
-    """A number and the ends of its interval at `CONFIDENCE`; infinite ends: there is none."""
+    """A number and its interval at `CONFIDENCE`; infinite ends mean that there is none."""
 
     value: float
     low: float
@@ -71,11 +73,11 @@ class FittedCurve:
     best: float
     """ln lr of the lowest point."""
     variance: float
-    """Of `best`, over seeds: the jackknife's."""
+    """Variance of `best` over seeds, by the jackknife."""
     step: float
-    """Distance of two learning rates of the grid around it."""
+    """Mean distance between the learning rates that were fitted."""
     shift: float
-    """How far `best` moves if the parabola takes in more learning rates."""
+    """Change of `best` if the parabola is fitted to more learning rates."""
     seeds: int
     limit: float
     """Lowest ln lr above `best` at which a run diverged; infinite if none did."""
@@ -97,13 +99,13 @@ class ScalingLaw:
     center: Array
     """Mean ln size of the sweeps; shape (keys,)."""
     coefficients: Array
-    """Level, then slope, then bend of each key; shape (1 + 2 keys,)."""
+    """The level, then the slope of each key, then the bend of each key; shape (1 + 2 keys,)."""
     covariance: Array
-    """Of the coefficients."""
+    """Covariance of the coefficients."""
     shift: Array
-    """How far they move if each parabola takes in more learning rates."""
+    """Change of the coefficients if each parabola is fitted to more learning rates."""
     spare: int
-    """Sizes beyond those that level and slopes need. Without one there is no interval."""
+    """Number of sizes minus the number of level and slopes; with 0 there is no interval."""
     is_broken: bool
     """Whether the optima lie further from the law than seeds and a slight bend explain."""
 
@@ -117,7 +119,10 @@ class ScalingLaw:
         return self._estimate(np.array([1.0, *x, *x**2]))
 
     def _estimate(self, row: Array) -> Estimate:
-        """Estimate a linear combination of the coefficients; unbounded without spare sizes."""
+        """Estimate a linear combination of the coefficients, with weights `row`.
+
+        Half of the interval is the normal quantile times the standard deviation, plus the shift.
+        """
         value = float(row @ self.coefficients)
         half = math.inf
         if self.spare > 0:
@@ -136,44 +141,70 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
             and two seeds or more have all runs there and at both neighbours.
         limit: Lowest ln lr above the best at which a run diverged.
     """
-    middle = best_of(costs)
-    near = _around(lrs, middle, neighbours=1, factor=NEAR)
-    far = _around(lrs, middle, neighbours=2, factor=WIDE)
-    # A seed with one run in there tells its own height alone.
-    costs = costs[np.isfinite(costs[:, near]).sum(axis=1) > 1]
-    x = lrs[near]
-    y = costs[:, near]
-    best = _lowest_point(x, y)
-    left_out = [_lowest_point(x, np.delete(y, seed, axis=0)) for seed in range(len(y))]
+    middle = index_of_best_lr(costs)
+    is_near = _select_around(lrs, middle, neighbours=1, factor=NEAR)
+    is_in_wide_fit = _select_around(lrs, middle, neighbours=2, factor=WIDE)
+    # A seed with a single run there says nothing but its own height c_seed.
+    costs = costs[np.isfinite(costs[:, is_near]).sum(axis=1) > 1]
+    x = lrs[is_near]
+    near_costs = costs[:, is_near]
+    seeds = len(near_costs)
+    best = _lowest_point_of_parabola(x, near_costs)
+    wide_best = _lowest_point_of_parabola(lrs[is_in_wide_fit], costs[:, is_in_wide_fit])
+    # Jackknife: fit again without each seed; the variance is (n - 1) times theirs.
+    optima = []
+    for seed in range(seeds):
+        optima.append(_lowest_point_of_parabola(x, np.delete(near_costs, seed, axis=0)))
     return FittedCurve(
         best=best,
-        variance=(len(y) - 1) * float(np.var(left_out)),
+        variance=(seeds - 1) * float(np.var(optima)),
         step=float(x[-1] - x[0]) / (len(x) - 1),
-        shift=_lowest_point(lrs[far], costs[:, far]) - best,
-        seeds=len(y),
+        shift=wide_best - best,
+        seeds=seeds,
         limit=limit,
     )
 
 
-def _around(lrs: Array, middle: int, *, neighbours: int, factor: float) -> NDArray[np.bool_]:
-    """Select `neighbours` points on each side of an index, and every lr within a factor."""
+def _select_around(lrs: Array, middle: int, *, neighbours: int, factor: float) -> NDArray[np.bool_]:
+    """Select `neighbours` points on each side of an index, and every lr within a factor.
+
+    lrs are logarithms. Returns a mask of their shape.
+    """
     distance = np.abs(np.arange(len(lrs)) - middle)
-    return np.asarray((distance <= neighbours) | (np.abs(lrs - lrs[middle]) <= math.log(factor)))
+    is_within_factor = np.abs(lrs - lrs[middle]) <= math.log(factor)
+    return np.asarray((distance <= neighbours) | is_within_factor)
 
 
-def best_of(costs: Array) -> int:
-    """Find the learning rate with the best mean, corrected for missing runs."""
-    return int(np.argmin(np.nanmean(costs - np.nanmean(costs, axis=1, keepdims=True), axis=0)))
+def index_of_best_lr(costs: Array) -> int:
+    """Find the column of the learning rate with the lowest mean cost.
+
+    The mean of each seed is subtracted first: a seed that is hard, and has no run at some rates,
+    would make the others look better.
+
+    Args:
+        costs: Shape (seeds, lrs); NaN where a run is missing.
+    """
+    mean_of_seed = np.nanmean(costs, axis=1, keepdims=True)
+    return int(np.argmin(np.nanmean(costs - mean_of_seed, axis=0)))
 
 
-def _lowest_point(x: Array, costs: Array) -> float:
-    """Fit a parabola and find its lowest point between the ends of x."""
-    seed, at = np.nonzero(np.isfinite(costs))
+def _lowest_point_of_parabola(x: Array, costs: Array) -> float:
+    """Fit cost = a z^2 + b z + height of the seed, z = x - mean, and return its lowest x.
+
+    The lowest point is -b / (2 a), cut to the ends of x; of a parabola that opens downwards, the
+    end at which it is lower.
+
+    Args:
+        x: Rising; shape (k,).
+        costs: Shape (seeds, k); NaN where a run is missing.
+    """
+    seed, column = np.nonzero(np.isfinite(costs))
     center = float(x.mean())
     z = x - center
-    heights = (seed[:, None] == np.arange(len(costs))).astype(float)
-    design = np.column_stack([z[at] ** 2, z[at], heights])
-    a, b = np.linalg.lstsq(design, costs[seed, at], rcond=None)[0][:2]
+    # One indicator column for each seed, whose coefficient is the seed's height.
+    is_of_seed = (seed[:, None] == np.arange(len(costs))).astype(float)
+    design = np.column_stack([z[column] ** 2, z[column], is_of_seed])
+    a, b = np.linalg.lstsq(design, costs[seed, column], rcond=None)[0][:2]
     if a > 0:
         best = np.clip(-b / (2 * a), z[0], z[-1])
     else:
@@ -182,18 +213,27 @@ def _lowest_point(x: Array, costs: Array) -> float:
 
 
 def pool_variance(curves: Collection[FittedCurve]) -> float:
-    """Estimate the variance of one optimum: over seeds, and between two lrs of a grid."""
+    """Estimate the variance of one optimum: over seeds, and between two lrs of a grid.
+
+    The part over seeds is pooled over all curves, and its upper bound is taken: the sum of squares
+    divided by the `UNSEEN` quantile of chi squared with as many degrees of freedom.
+    """
     degrees = sum(curve.seeds - 1 for curve in curves)
-    squares = sum((curve.seeds - 1) * curve.variance for curve in curves)
-    grain = np.mean([(GRAIN * curve.step) ** 2 for curve in curves])
-    return float(squares / special.chdtri(degrees, 1 - UNSEEN) + grain)
+    sum_of_squares = sum((curve.seeds - 1) * curve.variance for curve in curves)
+    seed_variance = sum_of_squares / special.chdtri(degrees, 1 - UNSEEN)
+    grid_variance = np.mean([(GRAIN * curve.step) ** 2 for curve in curves])
+    return float(seed_variance + grid_variance)
 
 
 def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
-    """Fit the power law through the optima of sizes, with a slight bend of unknown sign.
+    """Fit ln lr* = level + slope x + bend x^2 by Bayesian regression; x = ln size - mean, per key.
 
-    The bend is normal around 0 with standard deviation `BEND` (a ridge): sizes that show it narrow
-    it, and where they do not it widens the interval of a far target. Seeds do not dilute it.
+    Level and slope have a flat prior; the bend is normal around 0 with standard deviation `BEND`,
+    as in ridge regression. Sizes that show a bend determine it; if they do not, it widens the
+    interval of a far target, however many seeds there are. With precision P = X'X / variance +
+    prior, the coefficients are P^-1 X'y / variance, and P^-1 is their covariance (Bishop 2006,
+    Pattern Recognition and Machine Learning, eq. 3.50 to 3.54). The law is broken if the sum of
+    squares, that of the bend included, exceeds the chi squared quantile of `IMPROBABLE`.
 
     Args:
         sizes: Shape (sizes, keys), positive, of full rank, so that the slopes are identified.
@@ -205,13 +245,14 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     optima = np.array([curve.best for curve in curves])
     variance = pool_variance(curves)
     design = np.column_stack([np.ones(len(x)), x, x**2])
-    prior = np.diag([0.0] * (1 + keys) + [BEND**-2] * keys)
-    covariance = np.linalg.inv(design.T @ design / variance + prior)
-    solve = covariance @ design.T / variance
-    coefficients = solve @ optima
+    prior_precision = np.diag([0.0] * (1 + keys) + [BEND**-2] * keys)
+    covariance = np.linalg.inv(design.T @ design / variance + prior_precision)
+    coefficients_of_optima = covariance @ design.T / variance
+    coefficients = coefficients_of_optima @ optima
+    shift = coefficients_of_optima @ np.array([curve.shift for curve in curves])
     residual = optima - design @ coefficients
-    misfit = float(residual @ residual) / variance + float(coefficients @ prior @ coefficients)
+    misfit = float(residual @ residual) / variance
+    misfit += float(coefficients @ prior_precision @ coefficients)
     spare = len(x) - 1 - keys
-    shift = solve @ np.array([curve.shift for curve in curves])
     is_broken = spare > 0 and misfit > float(special.chdtri(spare, IMPROBABLE))
     return ScalingLaw(center, coefficients, covariance, shift, spare, is_broken)

@@ -26,11 +26,11 @@ Size = Mapping[str, float]
 GROUPS = ("model.", "training.", "data.")
 """Groups whose numbers are a size; those of other groups tell contenders apart."""
 OF_EVALUATION = ("eval_steps", "per_device_eval_batch_size", "max_eval_examples", "sample_tokens")
-"""Settings that move no optimum."""
+"""Settings that do not change the best lr."""
 ROUNDING = 1e-6
-"""Of logarithms."""
+"""Largest difference of two logarithms that counts as rounding."""
 DIGITS = 7
-"""Of a value that follows from others, so that 32.0000001 heads are 32."""
+"""Significant digits of a computed size, so that 32.0000001 heads are 32."""
 FAR = 4.0
 """No number is given for a size further than this factor from those that were swept."""
 WIDEST = 4.0
@@ -73,7 +73,7 @@ def write_size(values: Size) -> str:
 
 
 def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None) -> Prediction:
-    """Predict the learning rate of a size from sweeps over lr at others.
+    """Predict the learning rate of a size from sweeps over lr at other sizes.
 
     Args:
         dirs: Sweeps, or folders that hold sweeps.
@@ -84,11 +84,13 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
         ConfigError: The sweeps of no contender suffice; the message says what is missing.
     """
     runs = _load_sweeps(dirs)
-    sizes = [key for key in all_keys(runs) if key != "lr" and _is_size(key, runs)]
+    size_keys = [key for key in all_keys(runs) if key != "lr" and _is_size(key, runs)]
     for key, value in target.items():
-        if key not in sizes:
-            near = did_you_mean(key, sizes)
-            raise ConfigError(f"to: {key}: expected a key with numbers above 0. {near}")
+        if key not in size_keys:
+            raise ConfigError(
+                f"to: {key}: expected a key whose value is a number above 0 in every run."
+                f" {did_you_mean(key, size_keys)}"
+            )
         if not 0 < value < math.inf:
             raise ConfigError(f"to: {key}={value:g}: expected a number above 0.")
     metric, mode = choose_metric(runs, metric)
@@ -96,7 +98,7 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
     refused = {}
     for contender in _find_contenders(runs, target, metric, mode):
         try:
-            answers.append(_answer(contender, target, mode))
+            answers.append(_predict_lr(contender, target, mode))
         except ConfigError as error:
             refused[contender.name] = str(error)
     if not answers:
@@ -107,9 +109,7 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
 def find_lr_for_run(
     folder: Path | str, config: Mapping[str, object], base: Mapping[str, object] | None = None
 ) -> tuple[float, str]:
-    """Find the lr for a new run.
-
-    The runs of the sweep that differ from it in lr, seed and size alone are asked.
+    """Find the lr for a new run, from the runs that differ from it only in lr, seed and size.
 
     Args:
         folder: A sweep over lr, or a folder of such sweeps.
@@ -124,10 +124,10 @@ def find_lr_for_run(
         ConfigError: The sweep has another configuration, or cannot predict this size.
     """
     runs = _load_sweeps([folder])
-    where = ""
+    base_note = ""
     if base and all(run.setting("parametrization.name") != "mup" for run in runs):
         config = base
-        where = ", at the base of muP"
+        base_note = ", at the base of muP"
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
     target = {}
@@ -137,20 +137,21 @@ def find_lr_for_run(
         if key.startswith(GROUPS) and _is_size(key, [run]):
             target[key] = _size_of(run, key)
             continue
-        swept = sorted({str(item.setting(key)) for item in runs})
-        runs = [item for item in runs if item.settings([key]) == run.settings([key])]
+        # Not a size: only the runs with the same value count.
+        swept_values = sorted({str(swept.setting(key)) for swept in runs})
+        runs = [swept for swept in runs if swept.settings([key]) == run.settings([key])]
         if not runs:
             raise ConfigError(
-                f"this run has {key}={run.setting(key)}, the sweep {', '.join(swept)}: sweep lr"
-                " with the same."
+                f"this run has {key}={run.setting(key)}, but the runs of {folder} have"
+                f" {', '.join(swept_values)}. Sweep lr at {key}={run.setting(key)}, or give lr."
             )
     metric, mode = choose_metric(runs, None)
-    answer = _answer(_find_contenders(runs, target, metric, mode)[0], target, mode)
+    answer = _predict_lr(_find_contenders(runs, target, metric, mode)[0], target, mode)
     source = "the optimum at this size"
     if answer.exponents:
         source = f"predicted for {write_size(answer.target)}"
     lr = f"lr {rate(answer.lr.value)}, 90 % interval {answer.lr.interval()}"
-    return answer.lr.value, f"{folder}: {lr}, {source}{where}"
+    return answer.lr.value, f"{folder}: {lr}, {source}{base_note}"
 
 
 def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
@@ -166,15 +167,22 @@ def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
 def _find_contenders(
     runs: Sequence[Run], target: Size, metric: str, mode: str
 ) -> list[grouping.Contender]:
-    """Gather runs that differ in nothing but lr, seed and size."""
+    """Group runs into contenders, best first: each differs in nothing but lr, seed and size.
+
+    A size is a key of the target, or one with numbers above 0 that is of the model, the training or
+    the data, or follows from the target.
+    """
     keys = grouping.differing_keys(runs)
-    kinds = []
+    compared = []
     for key in keys:
-        follows = key.startswith(GROUPS) or grouping.is_implied(key, [*target], runs)
-        if key not in {"lr", *target} and not (follows and _is_size(key, runs)):
-            kinds.append(key)
+        if key == "lr" or key in target:
+            continue
+        may_be_size = key.startswith(GROUPS) or grouping.is_implied(key, [*target], runs)
+        if not may_be_size or not _is_size(key, runs):
+            compared.append(key)
+    compared = grouping.drop_implied_keys(compared, runs)
     configurations = grouping.build_configurations(runs, keys, metric, mode)
-    return grouping.build_contenders(configurations, grouping.drop_implied_keys(kinds, runs), mode)
+    return grouping.build_contenders(configurations, compared, mode)
 
 
 def _size_of(run: Run, key: str) -> float:
@@ -187,44 +195,55 @@ def _is_size(key: str, runs: Sequence[Run]) -> bool:
     return all(_size_of(run, key) > 0 for run in runs)
 
 
-def _answer(contender: grouping.Contender, target: Size, mode: str) -> Answer:
-    """Take the optimum of the target if it was swept, else predict it by a power law.
+def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answer:
+    """Find the lr of one contender at the target: its optimum if swept there, else by a power law.
 
     Raises:
         ConfigError: A size has no optimum, or the prediction is too uncertain to use.
     """
-    runs = [run for item in contender.configurations for run in item.latest_runs]
+    runs: list[Run] = []
+    for configuration in contender.configurations:
+        runs += configuration.latest_runs
     axes, values = _find_axes(runs, target)
+    # 1. Fit the curve of cost over lr at each size.
     sizes = {}
     curves = {}
-    for row in grouping.build_contenders(contender.configurations, axes, mode):
-        size = {key: _size_of(row.configuration.runs[0], key) for key in axes}
+    for contender_of_size in grouping.build_contenders(contender.configurations, axes, mode):
+        run = contender_of_size.configuration.runs[0]
+        size = {key: _size_of(run, key) for key in axes}
         name = write_size(size)
         sizes[name] = [*size.values()]
         try:
-            curves[name] = _fit_lr_curve(row.lr_curve, mode)
+            curves[name] = _fit_lr_curve(contender_of_size.lr_curve, mode)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
     variance = fit.pool_variance(curves.values())
     optima = {name: curve.optimum(variance).exp() for name, curve in curves.items()}
+    # 2. Unless the target was swept, fit the power law of the optima over the sizes.
     lr = optima.get(write_size({key: values[key] for key in axes}))
     exponents = {}
     if lr is None:
-        table = np.array([*sizes.values()])
-        law = fit.fit_law(table, [*curves.values()])
+        size_table = np.array([*sizes.values()])
+        law = fit.fit_law(size_table, [*curves.values()])
         lr = law.predict([values[key] for key in axes]).exp()
-        _refuse_useless(lr, law, dict(zip(axes, table.T, strict=True)), values)
+        _refuse_useless(lr, law, dict(zip(axes, size_table.T, strict=True)), values)
         exponents = {key: law.exponent(index) for index, key in enumerate(axes)}
-    by_size = {name: optima[name] for name in sorted(sizes, key=sizes.__getitem__)}
-    return Answer(contender.name, lr, values, exponents, by_size, _write_test(runs[0], values, lr))
+    return Answer(
+        contender=contender.name,
+        lr=lr,
+        target=values,
+        exponents=exponents,
+        optima={name: optima[name] for name in sorted(sizes, key=sizes.__getitem__)},
+        test=_write_test(runs[0], values, lr),
+    )
 
 
 def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, float]]:
-    """Find the target's keys with an exponent of their own, and all values at the target.
+    """Find the axes, the keys with an exponent of their own, and all values at the target.
 
-    A key that is a power law of the keys before it in every run gets no exponent. If the target
-    does not name it, its value there follows from that law. There are more sizes than exponents,
-    then, and they fix every exponent.
+    A key that follows by a power law from the axes before it, in all runs, gets no exponent of its
+    own, because no data would tell the two apart. A key that the target does not name has to follow
+    so, and its value at the target is computed.
 
     Raises:
         ConfigError: A key varied freely and is not in the target, a typed value contradicts the
@@ -234,16 +253,18 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
     values = dict(target)
     unnamed = [key for key in grouping.differing_keys(runs) if key not in {"lr", *target}]
     for key in [*target, *unnamed]:
-        value = _follow(runs, axes, target, key)
+        value = _extrapolate_key(runs, axes, target, key)
         if value is None and key in target:
             axes.append(key)
         elif value is None:
-            raise ConfigError(f"to: {key} varied, too: name it, or give sweeps that agree in it.")
+            raise ConfigError(
+                f"to: {key} varied, too: add {key}=VALUE, or give sweeps with the same {key}."
+            )
         elif key in target and not math.isclose(value, target[key], rel_tol=ROUNDING):
             same = "".join(f" and the same {axis}" for axis in axes)
             raise ConfigError(
-                f"to: {key}={target[key]:.12g}: the sweeps tell the lr of {value:.12g} only. Sweep"
-                f" lr at another {key}{same}, too."
+                f"to: {key}={target[key]:.12g}: the sweeps predict lr only for {key}={value:.12g}."
+                f" Sweep lr at another {key}{same}, too."
             )
         elif not value.is_integer() and all(_size_of(run, key).is_integer() for run in runs):
             raise ConfigError(
@@ -255,45 +276,60 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
     return axes, values
 
 
-def _follow(runs: Sequence[Run], axes: Sequence[str], target: Size, key: str) -> float | None:
-    """Predict a key at the target from the axes; None if it is not their power law."""
-    rows = np.log([[_size_of(run, name) for name in (*axes, key)] for run in runs])
-    design = np.column_stack([np.ones(len(rows)), rows[:, :-1]])
-    powers = np.linalg.lstsq(design, rows[:, -1], rcond=None)[0]
-    if float(np.abs(design @ powers - rows[:, -1]).max()) > ROUNDING:
+def _extrapolate_key(
+    runs: Sequence[Run], axes: Sequence[str], target: Size, key: str
+) -> float | None:
+    """Compute the value of a key at the target, if it is a power law of the axes in all runs.
+
+    That is ln value = c + sum of power * ln axis, up to rounding; else None.
+    """
+    log_values = np.log([_size_of(run, key) for run in runs])
+    columns = [np.ones(len(runs))]
+    for axis in axes:
+        columns.append(np.log([_size_of(run, axis) for run in runs]))
+    design = np.column_stack(columns)
+    powers = np.linalg.lstsq(design, log_values, rcond=None)[0]
+    if float(np.abs(design @ powers - log_values).max()) > ROUNDING:
         return None
     value = math.exp(powers @ [1.0, *(math.log(target[name]) for name in axes)])
     return float(f"{value:.{DIGITS}g}")
 
 
 def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
-    """Fit the optimum of lr at one size, from the learning rates at which no run diverged.
+    """Fit the optimum of lr at one size, without learning rates with a diverged run.
 
     Raises:
         ConfigError: The runs show no optimum; the message says what to run.
     """
-    points = {lr: item for lr, item in curve.points.items() if lr not in curve.diverged}
-    if not points:
+    scores = {lr: point.scores for lr, point in curve.points.items() if lr not in curve.diverged}
+    if not scores:
         raise ConfigError("no run finished")
-    lrs = [*points]
-    seeds = sorted(set[int]().union(*(item.scores for item in points.values())))
-    costs = np.array(
-        [[item.scores.get(seed, math.nan) for item in points.values()] for seed in seeds]
-    )
+    # 1. Tabulate the costs: one row for each seed, one column for each lr.
+    lrs = [*scores]
+    seeds = sorted(set[int]().union(*scores.values()))
+    costs = np.full((len(seeds), len(lrs)), math.nan)
+    for column, scores_at_lr in enumerate(scores.values()):
+        for seed, score in scores_at_lr.items():
+            costs[seeds.index(seed), column] = score
     if mode == "max":
         costs = -costs
-    best = fit.best_of(costs)
-    beside = costs[:, max(0, best - 1) : best + 2]
-    complete = int(np.isfinite(beside).all(axis=1).sum())
-    if complete < fit.MIN_SEEDS:
+    # 2. The best lr and both neighbours need enough seeds.
+    best = fit.index_of_best_lr(costs)
+    best_and_neighbours = costs[:, max(0, best - 1) : best + 2]
+    complete_seeds = int(np.isfinite(best_and_neighbours).all(axis=1).sum())
+    if complete_seeds < fit.MIN_SEEDS:
         raise ConfigError(
-            f"{complete} seeds have finished at the best lr, {rate(lrs[best])}, and beside it:"
-            f" expected {fit.MIN_SEEDS} or more"
+            f"{complete_seeds} seeds have finished at the best lr, {rate(lrs[best])}, and beside"
+            f" it: expected {fit.MIN_SEEDS} or more"
         )
+    # 3. The best lr has to lie inside the grid.
     limit = min((lr for lr in curve.diverged if lr > lrs[best]), default=math.inf)
     if best in (0, len(lrs) - 1):
-        end = "highest" if best else "lowest"
-        further = min(lrs[best] * 2, math.sqrt(lrs[best] * limit)) if best else lrs[0] / 2
+        end = "lowest"
+        further = lrs[0] / 2
+        if best > 0:
+            end = "highest"
+            further = min(lrs[best] * 2, math.sqrt(lrs[best] * limit))
         raise ConfigError(
             f"the best lr, {rate(lrs[best])}, is the {end} of {len(lrs)}, so its optimum is"
             f" unknown: add lr={rate(further)}"
@@ -334,10 +370,13 @@ def _refuse_useless(
 
 
 def _write_test(run: Run, target: Size, lr: fit.Estimate) -> str:
-    """Compose the sweep over both ends of an interval at a size, with two seeds."""
+    """Compose the sweep over both ends of the interval of lr at a size, with two seeds.
+
+    Without an interval over half and twice the lr.
+    """
     ends = [lr.low, lr.high] if lr.is_bounded else [lr.value / 2, lr.value * 2]
     values = {key: f"{value:.12g}" for key, value in target.items()}
     values["lr"] = ",".join(map(rate, ends))
-    kept = [token for token in run.overrides if key_of(token) not in values]
-    kept += [f"{key}={value}" for key, value in values.items()]
-    return replace(run, overrides=kept).command(seeds=[0, 1])
+    overrides = [token for token in run.overrides if key_of(token) not in values]
+    overrides += [f"{key}={value}" for key, value in values.items()]
+    return replace(run, overrides=overrides).command(seeds=[0, 1])

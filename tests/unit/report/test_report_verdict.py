@@ -428,6 +428,30 @@ def test_all_contenders_at_an_edge_are_widened_by_one_line(
     assert not any(word.startswith("optimizer=") for word in words)
 
 
+def _write_run(
+    folder: Path,
+    make_run: MakeRun,
+    *,
+    optimizer: str,
+    lr: float,
+    seed: int,
+    start: float,
+    end: float,
+) -> None:
+    """Write a run whose summary has the eval/loss before training and at the end."""
+    metrics = {"before_training": {"eval/loss": start}, "last": {"eval/loss": end}}
+    make_run(
+        folder / f"{optimizer}{lr}{seed}",
+        optimizer=optimizer,
+        lr=lr,
+        seed=seed,
+        max_steps=20,
+        log_every=10,
+        final=end,
+        summary={"main_metric": {"name": "eval/loss", "mode": "min"}, "metrics": metrics},
+    )
+
+
 def test_equal_contenders_that_learnt_nothing_are_all_named(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
@@ -456,29 +480,14 @@ def test_no_rate_is_named_for_one_that_learnt_nothing_beside_one_that_did(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
     """Nothing is known of its best lr: all of its runs are as good as no training."""
-    for name, start in (("adamw", 2.6), ("sgd", 2.5)):
-        for lr in (1e-3, 2e-3):
-            for seed in range(3):
-                last = 2.5 - lr + 0.3 * (seed - 1) * (name == "adamw")
-                metrics = {
-                    "before_training": {"eval/loss": start + 1.0 * (name == "adamw")},
-                    "last": {
-                        "eval/loss": last if name == "adamw" else 2.5 + 1e-4 * seed - lr / 100
-                    },
-                }
-                make_run(
-                    tmp_path / f"{name}{lr}{seed}",
-                    optimizer=name,
-                    lr=lr,
-                    seed=seed,
-                    max_steps=20,
-                    log_every=10,
-                    final=metrics["last"]["eval/loss"],
-                    summary={
-                        "main_metric": {"name": "eval/loss", "mode": "min"},
-                        "metrics": metrics,
-                    },
-                )
+    for lr in (1e-3, 2e-3):
+        for seed in range(3):
+            # adamw learns, with a wide spread between seeds; sgd ends where it started.
+            adamw = 2.5 - lr + 0.3 * (seed - 1)
+            sgd = 2.5 + 1e-4 * seed - lr / 100
+            at = {"lr": lr, "seed": seed}
+            _write_run(tmp_path, make_run, optimizer="adamw", start=3.6, end=adamw, **at)
+            _write_run(tmp_path, make_run, optimizer="sgd", start=2.5, end=sgd, **at)
     made = report([tmp_path])
     assert set(made.verdict.possible) == {"adamw", "sgd"}
     assert "adamw has its best lr at the edge of its grid" in made.verdict.text
@@ -492,24 +501,11 @@ def test_a_wider_grid_comes_before_longer_training(tmp_path: Path, make_run: Mak
 
     The best lr of one that is ruled out and learnt nothing is chance.
     """
-    for name, final in (("adamw", 2.5), ("sgd", 3.0)):
-        for lr in (1e-3, 2e-3):
-            for seed in range(3):
-                last = final - lr - 1e-4 * seed * (name == "sgd")
-                metrics = {"before_training": {"eval/loss": 2.5}, "last": {"eval/loss": last}}
-                make_run(
-                    tmp_path / f"{name}{lr}{seed}",
-                    optimizer=name,
-                    lr=lr,
-                    seed=seed,
-                    max_steps=20,
-                    log_every=10,
-                    final=last,
-                    summary={
-                        "main_metric": {"name": "eval/loss", "mode": "min"},
-                        "metrics": metrics,
-                    },
-                )
+    for lr in (1e-3, 2e-3):
+        for seed in range(3):
+            at = {"lr": lr, "seed": seed, "start": 2.5}
+            _write_run(tmp_path, make_run, optimizer="adamw", end=2.5 - lr, **at)
+            _write_run(tmp_path, make_run, optimizer="sgd", end=3.0 - lr - 1e-4 * seed, **at)
     made = report([tmp_path])
     assert "adamw has its best lr at the edge of its grid: try lr=4e-3." in made.verdict.text
     assert "train longer" not in made.verdict.text

@@ -135,7 +135,7 @@ def test_one_contender_of_one_size_keeps_no_answer_from_the_others(
     sweep({64: LRS}, optimizer="lamb")
     found = predict([folder], {WIDTH: 128})
     assert [each.contender for each in found.answers] == ["adamw"]
-    assert "tell the lr of 64 only" in found.refused["lamb"]
+    assert "predict lr only for model.n_embd=64" in found.refused["lamb"]
 
 
 def test_no_number_is_given_that_nothing_carries(
@@ -174,13 +174,13 @@ def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: Ma
 @pytest.mark.parametrize(
     ("sizes", "more", "to", "facts"),
     [
-        ({64: LRS}, {}, f"{WIDTH}=128", (WIDTH, "the lr of 64 only", "another")),
+        ({64: LRS}, {}, f"{WIDTH}=128", (WIDTH, "=64.", "another")),
         ({32: LRS, 64: LRS}, {}, "model.n_embed=128", ("model.n_embed", WIDTH)),
         (
             {32: LRS, 64: LRS},
             {},
             "training.max_steps=400",
-            ("training.max_steps", "the lr of 200 only"),
+            ("training.max_steps", "lr only for training.max_steps=200"),
         ),
         ({32: LRS, 64: LRS}, {}, "lr=0.1", ("lr",)),
         ({32: LRS, 64: LRS}, {}, f"{WIDTH}=1_28 a.b=1e3", ("a.b", "expected a key")),
@@ -213,7 +213,9 @@ def test_what_does_not_suffice(
 def test_mixed_tasks(sweep: Callable[..., Path]) -> None:
     folder = sweep({32: LRS})
     sweep({64: LRS}, config={WIDTH: 64, "task.name": "masked_lm"})
-    with pytest.raises(ConfigError, match=r"masked_lm: to: model.n_embd=128: the sweeps tell"):
+    with pytest.raises(
+        ConfigError, match=r"masked_lm: to: model.n_embd=128: the sweeps predict lr only"
+    ):
         predict([folder], {WIDTH: 128})
 
 
