@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -161,26 +161,15 @@ def csv_cell(value: object) -> object:
     return value
 
 
-def first_names(names: Iterable[object], most: int) -> str:
-    """Join the first names by commas; "..." stands for the rest.
-
-    Example:
-        >>> first_names("abc", 3), first_names("abcd", 3)
-        ('a, b, c', 'a, b, c, ...')
-    """
-    texts = list(map(str, names))
-    more = ", ..." if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
-
-
-def list_names(names: Sequence[object], most: int) -> str:
+def list_names(names: Iterable[object], most: int) -> str:
     """Join the first names by commas, and count the others.
 
     Example:
-        >>> list_names(["a", "b"], 2), list_names(["a", "b", "c", "d"], 2)
+        >>> list_names("ab", 2), list_names("abcd", 2)
         ('a, b', 'a, b and 2 more')
     """
-    shown = ", ".join(map(str, names[:most]))
-    if len(names) > most:
-        return f"{shown} and {len(names) - most} more"
+    texts = list(map(str, names))
+    shown = ", ".join(texts[:most])
+    if len(texts) > most:
+        return f"{shown} and {len(texts) - most} more"
     return shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import first_names
+from optrun.base.formatting import list_names
 from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import digest, digest_file, versions
@@ -78,7 +78,7 @@ def _splits_among(files: list[Path]) -> list[str]:
         return []
     return [
         f"data.train holds {len(other_files):,} files that are named after other splits:"
-        f" {first_names(other_files, 3)}"
+        f" {list_names(other_files, 3)}"
     ]
 
 

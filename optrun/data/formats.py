@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
-from optrun.base.formatting import first_names
+from optrun.base.formatting import list_names
 from optrun.base.reading import open_file
 from optrun.data.cache import cached_result
 from optrun.data.content import (
@@ -99,7 +99,7 @@ def _read_by_library(kind: str, reading: Reading) -> Dataset:
             return "no rows in it."
         return f"cannot be read as {kind}: {innermost_error(error)}"
 
-    with user_data_errors(f"{reading.key}={first_names(reading.files, 3)}", describe):
+    with user_data_errors(f"{reading.key}={list_names(reading.files, 3)}", describe):
         return cache_rows(reading.address(kind, str(options)), read)
 
 

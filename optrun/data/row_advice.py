@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import first_names
+from optrun.base.formatting import list_names
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -156,7 +156,7 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     inside = [name for name, value in row.items() if _are_objects(value)]
     if is_table or inside:
         raise ConfigError(
-            f"{key}={path}: the file is one JSON object ({first_names(row, 6)}) with the rows"
+            f"{key}={path}: the file is one JSON object ({list_names(row, 6)}) with the rows"
             " inside. Write them as jsonl, one object a line, such as with"
             f" jq -c '.{next(iter([*inside, *row]))}[]' FILE > NEW.jsonl"
         )

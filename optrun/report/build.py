@@ -151,15 +151,20 @@ def report(
     following = choose_next_command(comparison, confirmed, dirs, request)
     if following is not None:
         verdict = replace(verdict, next=following.line, cost=following.cost)
-    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
-    question_options = [
-        f"{key}={value}" for key, value in options.items() if value not in (None, "")
-    ]
+    typed_options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
+    options = {key: value for key, value in typed_options.items() if value not in (None, "")}
     finished_report = Report(
         comparison,
         verdict,
         _collect_warnings(comparison, with_choice=plan is None),
-        shell.join(["optrun", "report", *map(str, dirs), *question_options]),
+        shell.join(
+            [
+                "optrun",
+                "report",
+                *map(str, dirs),
+                *(f"{key}={value}" for key, value in options.items()),
+            ]
+        ),
         confirmed,
     )
     sections = _unfolded_sections(finished_report)
@@ -171,7 +176,7 @@ def report(
     if out is not None or folder.resolve() == dirs[0].resolve():
         # A folder keeps the report of a sweep's own question: another one has files of its own.
         if metric == comparison.findings.own_metric:
-            options["metric"] = None
+            options.pop("metric", None)
         stem += _file_suffix(options)
     if len(runs) > 1:
         pictures = all_pictures(comparison, confirmation.comparison)
@@ -181,8 +186,9 @@ def report(
         pictures = [Picture("curves", curves.run_title(runs[0]), caption, draw)]
     content = _content(finished_report, sections)
     content["directories"] = _digest_of_directories(dirs, folder)
-    csv = tables.runs_csv(comparison)
-    finished_report.files.extend(_write_files(folder, stem, content, csv, pictures))
+    finished_report.files.extend(
+        _write_files(folder, stem, content, tables.runs_csv(comparison), pictures)
+    )
     if console is not None and brief:
         line = f"{verdict} More in {finished_report.files[0]}"
         console.print(Text(line), soft_wrap=True)
@@ -194,9 +200,9 @@ def report(
 def _file_suffix(options: Mapping[str, object]) -> str:
     """Write the typed options as the suffix of a file name, such as `-metric-eval-accuracy`.
 
-    It has letters, digits, dots and dashes, at most 100. Options without a value are left out.
+    It has letters, digits, dots and dashes, at most 100.
     """
-    parts = [f"-{key}-{value}" for key, value in options.items() if value not in (None, "")]
+    parts = [f"-{key}-{value}" for key, value in options.items()]
     return re.sub(r"[^A-Za-z0-9.-]+", "-", "".join(parts))[:100]
 
 

@@ -141,10 +141,15 @@ class ConfirmationRequest:
     by: Sequence[str] = ()
 
     def line(self, sweep: Path, out: Path | None) -> list[str]:
-        """Compose the command to continue this confirmation, as shell words."""
+        """Compose the `optrun confirm` command with these options, as shell words.
+
+        Without seeds, power and difference, which the recorded plan fixes. out: None for the usual
+        folder.
+        """
         tokens = ["optrun", "confirm", str(sweep)]
-        options = {"baseline": self.baseline, "metric": self.metric, "by": ",".join(self.by)}
-        for key, value in {**options, "out": out}.items():
+        by = ",".join(self.by)
+        options = {"baseline": self.baseline, "metric": self.metric, "by": by, "out": out}
+        for key, value in options.items():
             if value:
                 tokens.append(f"{key}={value}")
         return tokens

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from optrun.base.formatting import count, rate
@@ -155,7 +155,7 @@ def _legend_columns(longest: int) -> int:
 def count_axis(ax: Axes) -> None:
     """Put whole numbers on the x axis, for steps."""
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+    ax.xaxis.set_major_formatter(lambda value, _: count(value))
 
 
 def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None:
@@ -173,9 +173,9 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
     spread = max(values, default=1.0) - min(values, default=0.0)
     largest = max((abs(value) for value in values), default=1.0)
     if largest and (largest < 1e-2 or largest >= 1e5):
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
+        ax.yaxis.set_major_formatter(lambda value, _: rate(value))
     elif spread >= 1000:
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+        ax.yaxis.set_major_formatter(lambda value, _: count(value))
 
 
 def log_axis(ax: Axes, direction: str, values: Sequence[float]) -> None:
@@ -195,7 +195,7 @@ def log_axis(ax: Axes, direction: str, values: Sequence[float]) -> None:
         axis = ax.yaxis
     ratio = max(values) / min(values) if len(values) else 10.0
     axis.set_major_locator(LogLocator(base=10, subs=_log_ticks(ratio), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
+    axis.set_major_formatter(lambda value, _: rate(value))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
-from optrun.base.formatting import first_names
+from optrun.base.formatting import list_names
 from optrun.data.cache import digest_if_known
 from optrun.data.cached_arrays import array_to_texts, cached_arrays, texts_to_array
 from optrun.data.columns import label_column, refuse_mixed, values
@@ -348,8 +348,8 @@ def head_or_row_classes(
     new_labels = [label for label, number in numbers.items() if number is None]
     if new_labels:
         source.notes.append(
-            f"the model's head has the classes {first_names(head_classes, MAX_SHOWN)}, and {name}"
-            f" has {first_names(new_labels, MAX_SHOWN)}: the head is new"
+            f"the model's head has the classes {list_names(head_classes, MAX_SHOWN)}, and {name}"
+            f" has {list_names(new_labels, MAX_SHOWN)}: the head is new"
         )
         return list(names)
     # 2. The head has them all, perhaps by other names, and perhaps more.
@@ -360,12 +360,12 @@ def head_or_row_classes(
     ]
     if renamed:
         source.notes.append(
-            f"labels are those of the model's head: {first_names(renamed, MAX_SHOWN)}"
+            f"labels are those of the model's head: {list_names(renamed, MAX_SHOWN)}"
         )
     used = set(numbers.values())
     unused = [label for number, label in enumerate(head_classes) if number not in used]
     if unused:
-        classes = first_names(unused, MAX_SHOWN)
+        classes = list_names(unused, MAX_SHOWN)
         source.notes.append(f"classes of the model's head that no row has, and stay: {classes}")
     return head_classes
 
@@ -551,7 +551,7 @@ class ClassNumbers:
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise ConfigError(
                     f"{where} has the label {label!r}, which {self._origin} does not have. Labels:"
-                    f" {first_names(self.names, MAX_SHOWN)}.{hint}"
+                    f" {list_names(self.names, MAX_SHOWN)}.{hint}"
                 )
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)
