@@ -32,7 +32,7 @@ from optrun.report.confirmation_result import (
     question_of_plans,
 )
 from optrun.report.figures import all_pictures
-from optrun.report.findings import Findings, Question
+from optrun.report.findings import Question
 from optrun.report.picture import Picture
 from optrun.report.runs import NOT_STARTED, Run, require_runs
 from optrun.report.statistics import TtestResult
@@ -59,7 +59,7 @@ class Section:
     title: str
     table: Table
     note: str = ""
-    """What the table needs to be read."""
+    """An explanation below the table."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,16 @@ class Report:
     """The findings of a report, and the files written."""
 
     comparison: Comparison
-    """Of all workloads; one is the usual case."""
+    """The comparison of all runs; usually of one workload."""
     verdict: SweepVerdict
     """The first line."""
     warnings: list[RunWarning]
     command: str
-    """What makes the report again."""
+    """The shell line to make the report again."""
     confirmed: ConfirmationResult | None = None
     """The result of the confirmations beneath the directories, or of the reported confirmation."""
     files: list[Path] = field(default_factory=list)
     """Pages, then pictures."""
-
-    @property
-    def findings(self) -> Findings:
-        """Return the findings of the only workload, or of the first one."""
-        return self.comparison.findings
 
 
 def report(
@@ -301,7 +296,7 @@ def _unfolded_sections(report: Report) -> list[Section]:
     if comparison.several:
         table = tables.scores_table(comparison)
     else:
-        table = tables.ranking_table(report.findings)
+        table = tables.ranking_table(comparison.findings)
     note = _explain_intervals(comparison.ttest)
     sections = [Section("", table, note)]
     has_ended_confirmation = confirmed is not None and confirmed.comparison is not comparison
@@ -341,7 +336,7 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
     comparison = report.comparison
     runs = comparison.runs
     single = len(runs) == 1
-    by = "the metric of each workload" if comparison.several else report.findings.metric
+    by = "the metric of each workload" if comparison.several else comparison.findings.metric
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     counts = f"{plural(len(runs), 'run')} ({tables.count_states(runs)})"
     confirmed = report.confirmed
@@ -434,8 +429,9 @@ def render(
 def _draw(picture: Picture) -> bytes:
     """Draw a picture with its title above it, as a PNG file."""
     figure = picture.draw()
-    look = {"ha": "left", "fontsize": 12, "color": INK, "fontweight": "bold", "wrap": True}
-    figure.suptitle(picture.title, x=0.012, **look)
+    figure.suptitle(
+        picture.title, x=0.012, ha="left", fontsize=12, color=INK, fontweight="bold", wrap=True
+    )
     return to_png(figure, dpi=160 if figure.get_figwidth() > 8 else 240)
 
 

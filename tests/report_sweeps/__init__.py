@@ -65,7 +65,7 @@ def found_in(made: Report) -> dict[str, Any]:
         }
         facts["workloads"] = {each.name: _contenders(each) for each in comparison.workloads}
     else:
-        facts["contenders"] = _contenders(made.findings)
+        facts["contenders"] = _contenders(made.comparison.findings)
     if made.confirmed is not None and made.confirmed.comparison is not comparison:
         facts["confirmed"] = _contenders(made.confirmed.comparison.findings)
     return facts

@@ -51,10 +51,10 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     ]
     assert all(path.parent == sweep and path.stat().st_size > 500 for path in result.files[:6])
     assert all(path.parent == sweep and path.stat().st_size > 200 for path in result.files[6:])
-    assert [row.name for row in result.findings.contenders] == ["lamb", "adamw"]
-    assert result.findings.contenders[0].configuration.settings["lr"] == 4e-3
-    assert result.findings.contenders[1].comparison is not None
-    assert result.findings.contenders[1].comparison.verdict is Verdict.ruled_out
+    assert [row.name for row in result.comparison.findings.contenders] == ["lamb", "adamw"]
+    assert result.comparison.findings.contenders[0].configuration.settings["lr"] == 4e-3
+    assert result.comparison.findings.contenders[1].comparison is not None
+    assert result.comparison.findings.contenders[1].comparison.verdict is Verdict.ruled_out
     assert result.warnings == []
     assert "Selected: lamb at lr 4e-3 is the best of 2 (3 seeds; " in said
     assert "Ruled out: adamw at lr 1e-3." in said
@@ -135,14 +135,14 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
     (sweep / "104" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0}\n{"st')
     stream = io.StringIO()
     made = report([sweep], console=Console(file=stream, width=160))
-    by_label = {run.label: run for run in made.findings.runs}
+    by_label = {run.label: run for run in made.comparison.findings.runs}
     assert by_label["100"].status == "running"
     assert by_label["101"].diverged
     assert by_label["102"].status == "failed"
     assert by_label["103"].status == "failed"
     assert by_label["104"].status == "unknown"
-    assert [row.name for row in made.findings.contenders][:2] == ["lamb", "adamw"]
-    assert made.findings.contenders[0].configuration.mean == pytest.approx(2.5, abs=0.1)
+    assert [row.name for row in made.comparison.findings.contenders][:2] == ["lamb", "adamw"]
+    assert made.comparison.findings.contenders[0].configuration.mean == pytest.approx(2.5, abs=0.1)
     for label in ("100", "101", "102", "103", "104"):
         assert f"  {label}: " in stream.getvalue()
     kinds = {warning.kind for warning in made.warnings}
@@ -193,7 +193,7 @@ def test_jobs_that_a_stopped_sweep_left_did_not_fail(
     (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "jobs": rows}))
     stream = io.StringIO()
     made = report([tmp_path], console=Console(file=stream, width=160))
-    found = {run.label: run.status for run in made.findings.runs}
+    found = {run.label: run.status for run in made.comparison.findings.runs}
     waiting = dict.fromkeys(("handed", "older", "nowhere"), "not started")
     assert found == {"cut": "interrupted", "begun": "running", **waiting}
     assert {warning.kind: warning.text.partition(" ")[0] for warning in made.warnings}[
@@ -238,7 +238,7 @@ def test_nothing_but_unfinished_runs_is_no_error(tmp_path: Path, make_run: MakeR
     stream = io.StringIO()
     made = report([tmp_path], console=Console(file=stream, width=120))
     assert "No run has finished" in stream.getvalue()
-    assert made.findings.contenders[0].rank is None
+    assert made.comparison.findings.contenders[0].rank is None
 
 
 def test_several_sweeps_a_baseline_and_another_metric(
@@ -257,14 +257,18 @@ def test_several_sweeps_a_baseline_and_another_metric(
             )
     dirs = [tmp_path / "adamw", tmp_path / "lamb", tmp_path / "sgd", tmp_path / "adamw" / "0"]
     made = report(dirs, baseline="adamw", metric="eval/accuracy")
-    assert len(made.findings.runs) == 12
+    assert len(made.comparison.findings.runs) == 12
     assert made.files[0].is_relative_to(Path("outputs", "reports"))
-    assert (made.findings.metric, made.findings.mode, made.findings.baseline) == (
+    assert (
+        made.comparison.findings.metric,
+        made.comparison.findings.mode,
+        made.comparison.findings.baseline,
+    ) == (
         "eval/accuracy",
         "max",
         "adamw",
     )
-    assert made.findings.runs[0].label == "adamw/0"
+    assert made.comparison.findings.runs[0].label == "adamw/0"
     assert "Against adamw at lr 1e-3, the baseline" in made.verdict.text
 
 
@@ -341,9 +345,9 @@ def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
     made = report([sweep])
     seconds = time.process_time() - start
     assert (
-        len(made.findings.runs),
-        len(made.findings.configurations),
-        len(made.findings.contenders),
+        len(made.comparison.findings.runs),
+        len(made.comparison.findings.configurations),
+        len(made.comparison.findings.contenders),
     ) == (
         1000,
         200,
@@ -374,7 +378,7 @@ def imported(modules: str, *names: str) -> list[str]:
 
 
 def test_markdown_tables_have_as_many_cells_as_columns(made: tuple[Report, str]) -> None:
-    table = ranking_table(made[0].findings)
+    table = ranking_table(made[0].comparison.findings)
     lines = to_markdown(table).splitlines()
     assert {line.count(" | ") for line in lines} == {len(table.columns) - 1}
 

@@ -340,8 +340,8 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
     assert alone.verdict.ruled_out == (), "nobody is, before the last run"
     _confirm(sweep, folder, [5, 6, 7], make_run, lamb=0.1)
     made = report([sweep])
-    assert [row.configuration.scores for row in made.findings.contenders] == [
-        row.configuration.scores for row in before.findings.contenders
+    assert [row.configuration.scores for row in made.comparison.findings.contenders] == [
+        row.configuration.scores for row in before.comparison.findings.contenders
     ]
     assert made.confirmed is not None
     judged = made.confirmed.comparison.ttest
@@ -354,9 +354,9 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
         text = (sweep / page).read_text()
         assert "Confirmed on fresh seeds 5-7" in text
         assert "The choice" in text
-    assert len(report([folder]).findings.runs) == 6
+    assert len(report([folder]).comparison.findings.runs) == 6
     above = report([sweep.parent])
-    assert (len(above.findings.runs), above.confirmed) == (
+    assert (len(above.comparison.findings.runs), above.confirmed) == (
         12,
         None,
     )  # a folder of sweeps: no verdict of one of them
