@@ -179,6 +179,7 @@ def _build_meta_model(
     Returns:
         The model, the growth of each parameter over the base of muP (empty without muP), and notes.
     """
+    # muP compares the shapes of this model with those of its base, so it builds both.
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
     if config.task.keeps_apart is not None:

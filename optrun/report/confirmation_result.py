@@ -296,11 +296,13 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     runs = [contender.configuration.runs[0] for contender, _ in edges]
     if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None
+    # 1. The command for the first contender alone.
     first = runs[0]
     seeds = sorted(edges[0][0].configuration.scores)
     overrides = _kept_overrides(first)
     grid = [f"lr={rate(edges[0][1])}"]
     similar_runs = list(edges[0][0].configuration.runs)
+    # 2. One command for all that differ only in the optimizer.
     lrs_by_optimizer = []
     runs_of_all: list[Run] = []
     for run, (contender, lr) in zip(runs, edges, strict=True):

@@ -281,6 +281,7 @@ def _name_trunks(runs: Sequence[Run]) -> None:
         runs: Changed in place: `respelt` maps keys to the common spelling.
     """
     forks = forks_of(runs)
+    # Trunks that differ only in the seed are of one kind; the first run of a kind gives its name.
     kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
     for run in runs:
         if run.path in forks:

@@ -49,9 +49,10 @@ def tabulate(
 
 
 def ranking_table(findings: Findings) -> Table:
-    """Tabulate the best configuration of each contender, with its verdict and its cost.
+    """Tabulate the chosen configuration of each contender: score, verdict, difference and cost.
 
-    Verdict and difference are left out if there is one contender.
+    Verdict and difference are left out if there is one contender. Diverged runs, configurations and
+    wall time are those of all that was started for the contender.
     """
     ttest = findings.ttest
     tuned = findings.tuned_keys
@@ -75,7 +76,7 @@ def ranking_table(findings: Findings) -> Table:
             cells[difference] = format_difference(contender.comparison)
         cells["diverged"] = _count_diverged(runs)
         cells["configurations"] = _count_started(contender)
-        cells["wall time"] = _total([run.wall_seconds for run in runs])
+        cells["wall time"] = _add_wall_times([run.wall_seconds for run in runs])
         rows.append(cells)
     styles = [row_style(contender) for contender in findings.contenders]
     return tabulate(rows, styles, left=("contender", "chosen", "verdict"))
@@ -97,11 +98,11 @@ def scores_table(comparison: Comparison) -> Table:
         if ttest is not None and name in comparisons:
             verdict = ttest.verdict_text(name)
             style = _STYLES.get(comparisons[name].verdict, "")
-        cells = {"contender": name, "mean score": _score(comparison.scores, name)}
+        cells = {"contender": name, "mean score": _write_mean_score(comparison.scores, name)}
         cells["verdict"] = verdict
         cells["difference"] = format_difference(comparisons.get(name), 3)
         for workload in comparison.counted:
-            cells[workload.name] = _score(workload.scaled_scores(), name)
+            cells[workload.name] = _write_mean_score(workload.scaled_scores(), name)
         rows.append(cells)
         styles.append(style)
     return tabulate(rows, styles, left=("contender", "verdict"))
@@ -120,8 +121,8 @@ def workloads_table(comparison: Comparison) -> Table:
             {
                 "workload": workload.name,
                 "metric": workload.metric,
-                "before training (0)": _known(workload.untrained_metric),
-                "best (1)": _known(workload.best_mean),
+                "before training (0)": _format_known(workload.untrained_metric),
+                "best (1)": _format_known(workload.best_mean),
                 "best contender": workload.ranked[0].name if workload.ranked else NONE,
                 "counts": f"no: {workload.left_out}" if workload.left_out else "yes",
             }
@@ -131,7 +132,11 @@ def workloads_table(comparison: Comparison) -> Table:
 
 
 def configurations_table(findings: Findings) -> Table:
-    """Tabulate every configuration, best first: settings, scores, speed and memory."""
+    """Tabulate every configuration, best mean first: settings, scores, speed and memory.
+
+    Speed and memory are medians over its runs. Chosen configurations have the style "best", those
+    without a score "muted".
+    """
     chosen = {id(contender.configuration) for contender in findings.ranked}
     rows = []
     styles = []
@@ -148,10 +153,10 @@ def configurations_table(findings: Findings) -> Table:
             known_figures = [figure for figure in figures if figure is not None]
             cells[title] = write(median(known_figures)) if known_figures else NONE
         rows.append(cells)
-        if not configuration.scores:
-            styles.append("muted")
-        else:
-            styles.append("best" if id(configuration) in chosen else "")
+        style = "" if configuration.scores else "muted"
+        if configuration.scores and id(configuration) in chosen:
+            style = "best"
+        styles.append(style)
     return tabulate(rows, styles, left=(*findings.keys, "states"))
 
 
@@ -173,10 +178,10 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
             cells[key] = _show_setting(key, short_paths[key].get(setting, setting))
         cells["seed"] = NONE if run.seed is None else str(run.seed)
         cells["status"] = write_status(run)
-        cells["step"] = _step(run)
+        cells["step"] = _write_step(run)
         cells[f"last {metric}"] = format_metric(run.last(metric))
-        cells["best"] = _best(run, metric, mode)
-        cells["wall time"] = _total([run.wall_seconds])
+        cells["best"] = _write_best(run, metric, mode)
+        cells["wall time"] = _add_wall_times([run.wall_seconds])
         if is_pinned:
             cells["device"] = run.device or NONE
         cells["note"] = write_note(run)
@@ -196,9 +201,9 @@ def write_status(run: Run) -> str:
 
 
 def write_note(run: Run) -> str:
-    """Say why a run diverged or ended, what is wrong with its files, or from where it forks.
+    """Write the most important note on a run; empty without one.
 
-    Empty if there is nothing to say.
+    That is why it diverged, else its message, else what is wrong with its files, else its trunk.
     """
     reason = run.diverged or run.message or "; ".join(run.problems)
     fork = Fork.of(run.summary)
@@ -212,7 +217,7 @@ def metrics_table(run: Run) -> Table:
     rows = []
     for name in run.log.names():
         if name.startswith("eval/"):
-            best = _best(run, name, metric_mode(name))
+            best = _write_best(run, name, metric_mode(name))
             rows.append({"metric": name, "last": format_metric(run.last(name)), "best": best})
     return tabulate(rows, [""] * len(rows), left=("metric",))
 
@@ -244,7 +249,7 @@ def runs_csv(comparison: Comparison) -> str:
 def _csv_line(
     run: Run, findings: Findings, contender: Contender | None, *, several: bool
 ) -> dict[str, object]:
-    """Collect the values of one run for report.csv, by column.
+    """Collect the values of one run for report.csv, by column; None is written as empty.
 
     Args:
         run: The run.
@@ -281,13 +286,13 @@ def _csv_line(
     return line | {"device": run.device, "message": run.message, "path": str(run.path)}
 
 
-def _step(run: Run) -> str:
+def _write_step(run: Run) -> str:
     """Write the step of a run, with its planned last step if it did not reach it."""
     limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
     return f"{run.global_step:,}{limit}"
 
 
-def _best(run: Run, metric: str, mode: str) -> str:
+def _write_best(run: Run, metric: str, mode: str) -> str:
     """Write the best value of a metric and its step, such as `2.5031 at 40`."""
     best = run.best(metric, mode)
     if best is None:
@@ -320,8 +325,8 @@ def _count_started(contender: Contender) -> str:
     return str(count)
 
 
-def _total(seconds: Sequence[float | None]) -> str:
-    """Add up wall times; `≥` if not all are known."""
+def _add_wall_times(seconds: Sequence[float | None]) -> str:
+    """Add up wall times, such as `≥ 3 min 05 s` if not all are known; `NONE` if none is."""
     known_seconds = [second for second in seconds if second is not None]
     if not known_seconds:
         return NONE
@@ -331,11 +336,11 @@ def _total(seconds: Sequence[float | None]) -> str:
     return total
 
 
-def _score(scores: Scores, name: str) -> str:
+def _write_mean_score(scores: Scores, name: str) -> str:
     """Write the mean score of a contender; `NONE` without one."""
-    row = scores.get(name)
-    if row:
-        return f"{mean(row.values()):.3f}"
+    by_seed = scores.get(name)
+    if by_seed:
+        return f"{mean(by_seed.values()):.3f}"
     return NONE
 
 
@@ -346,15 +351,18 @@ def _show_setting(key: str, setting: object) -> str:
     return write_setting(key, setting)
 
 
-def _known(number: float) -> str:
-    """Format a number; `NONE` for NaN."""
+def _format_known(number: float) -> str:
+    """Format a metric; `NONE` for NaN."""
     if math.isnan(number):
         return NONE
     return format_metric(number)
 
 
 def format_mean(configuration: Configuration) -> str:
-    """Format mean and standard deviation over seeds, with as many decimals."""
+    """Format mean and standard deviation over seeds with the same number of decimals.
+
+    Without the deviation if fewer than two seeds have a score; `NONE` without a score.
+    """
     if not configuration.scores:
         return NONE
     mean = format_metric(configuration.mean)
@@ -367,20 +375,23 @@ def format_mean(configuration: Configuration) -> str:
 
 
 def count_states(runs: Sequence[Run]) -> str:
-    """Count runs by how they ended."""
+    """Count runs by how they ended, such as `2 finished, 1 diverged`."""
     counted = Counter("diverged" if run.diverged else run.status for run in runs)
     return ", ".join(f"{number} {state}" for state, number in counted.items())
 
 
 def count_seeds(configuration: Configuration) -> str:
-    """Say how many seeds have a score, and of how many."""
+    """Write how many runs have a score, such as `3`, or `2 of 3` if some have none."""
     if len(configuration.scores) == len(configuration.runs):
         return str(len(configuration.scores))
     return f"{len(configuration.scores)} of {len(configuration.runs)}"
 
 
 def format_difference(comparison: ReferenceComparison | None, digits: int = 4) -> str:
-    """Format the difference to the reference with its interval and true minus signs."""
+    """Format the difference to the reference with its interval, with true minus signs.
+
+    `NONE` for the reference itself, and for a contender without a difference.
+    """
     if (
         comparison is None
         or comparison.name == comparison.reference
@@ -394,10 +405,9 @@ def format_difference(comparison: ReferenceComparison | None, digits: int = 4) -
 
 
 def name_verdict(findings: Findings, contender: Contender) -> str:
-    """Name the verdict on a contender.
+    """Name the verdict on a contender, and who rules it out if that is not the reference.
 
-    `not ranked` without a rank, a comparison or a t test of all contenders. The contender that
-    rules it out is named if it is not the reference.
+    `not ranked` without a rank or a test.
     """
     comparison = contender.comparison
     if comparison is None or contender.rank is None or findings.ttest is None:
