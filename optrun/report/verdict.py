@@ -385,10 +385,8 @@ def _is_too_short(contender: Contender, loss: str) -> bool:
     Most of its runs are no better than the majority class, or in each run at least half of the fall
     of the evaluation loss came in the second half of training.
     """
-    answers_majority_class = (
-        _learnt_nothing(contender) and _results_without_learning(contender)[0].majority is not None
-    )
-    if answers_majority_class:
+    # `majority` is None for a task without classes.
+    if _learnt_nothing(contender) and _results_without_learning(contender)[0].majority is not None:
         return True
     return all(_falls_late(run, loss) for run in contender.configuration.runs)
 

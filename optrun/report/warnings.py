@@ -202,10 +202,9 @@ def _warn_of_seeds(findings: Findings) -> Iterable[RunWarning]:
     contenders = findings.ranked
     if len(contenders) < 2:
         return
-    seeds = {
-        contender.name: _write_set(sorted(contender.configuration.scores))
-        for contender in contenders
-    }
+    seeds = {}
+    for contender in contenders:
+        seeds[contender.name] = f"{{{list_names(sorted(contender.configuration.scores), 8)}}}"
     yield from _warn_if_unequal("seeds", seeds)
     few = [
         contender.name
@@ -346,14 +345,6 @@ def _score_of_diverged(findings: Findings) -> str:
 def _distinct(values: Iterable[object]) -> list[str]:
     """Return the different values as sorted texts, without None."""
     return sorted({str(value) for value in values if value is not None})
-
-
-def _write_set(numbers: Sequence[int]) -> str:
-    """Write at most eight numbers as a set, such as `{0, 1, 2}`; `…` stands for the others."""
-    texts = [str(number) for number in numbers[:8]]
-    if len(numbers) > 8:
-        texts.append("…")
-    return f"{{{', '.join(texts)}}}"
 
 
 def _explain_common_trunk(runs: Iterable[Run]) -> str:
