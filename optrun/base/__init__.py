@@ -1,1 +1,1 @@
-"""What every room uses: errors, formatting and reading files of others."""
+"""The common base of all packages: errors, formatting, and reading untrusted files."""

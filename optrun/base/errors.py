@@ -42,7 +42,7 @@ class NonFiniteError(OptrunError):
 
 
 class CheckpointError(OptrunError):
-    """No usable checkpoint where one was asked for."""
+    """A checkpoint is needed and there is no usable one."""
 
     exit_code = EXIT_NO_CHECKPOINT
 
@@ -56,7 +56,7 @@ class UnreadableFileError(CheckpointError, ValueError):
 
 
 class ForeignCheckpointError(CheckpointError):
-    """A whole checkpoint, and of another run."""
+    """A complete checkpoint of another run."""
 
 
 class LockedError(OptrunError):

@@ -23,4 +23,4 @@ Scalars = dict[str, Any]
 number."""
 
 StateDict = dict[str, Any]
-"""What `state_dict()` returns: whatever goes on from it needs."""
+"""The value of `state_dict()`: all that is needed to continue from it."""

@@ -23,5 +23,5 @@ def quote(word: str) -> str:
 
 
 def join(words: Iterable[str]) -> str:
-    """Write a command of which a shell makes these words."""
+    """Quote words and join them to a command for a POSIX shell."""
     return " ".join(map(quote, words))

@@ -26,7 +26,7 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
         on_step = getattr(callback, "on_step", None)
         # `Callback` has an `on_step` that does nothing; explain may not import training.
         if on_step is not None and on_step.__module__ != "optrun.training.callback":
-            return f"callbacks.{name}: its on_step is told the loss of each step"
+            return f"callbacks.{name}: its on_step receives the loss of each step"
     device = device_type(config.training.device)
     is_sharded = isinstance(config.distributed, FsdpConfig)
     if device == "cpu" or (device == "cuda" and _skips_on_cuda(optimizer, is_sharded=is_sharded)):

@@ -103,11 +103,11 @@ class LrCurve:
     """Metric against learning rate of one contender."""
 
     points: dict[float, Configuration]
-    """By rising lr the configuration with the best mean, if one has a score."""
+    """By rising lr: the configuration with the best mean at this lr. Only rates with a score."""
     diverged: tuple[float, ...]
     """Learning rates at which some run diverged."""
     tried_lrs: tuple[float, ...]
-    """Every learning rate, one whose runs have not come to an end among them."""
+    """Every learning rate, also of runs that have not ended."""
     best: Configuration | None
 
     @property

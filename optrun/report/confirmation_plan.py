@@ -43,21 +43,21 @@ class ConfirmationPlan:
     contenders: dict[str, list[str]]
     """Name -> overrides of the chosen configuration, without the seed."""
     reference: str | None
-    """A baseline that was named before any of these runs; None: each is asked whether it could be
+    """A baseline that was named before any of these runs; None: each contender is tested for being
     the best."""
     by: list[str]
-    """Configuration keys that tell contenders apart."""
+    """Configuration keys that separate the contenders."""
     metric: str
     seeds: list[int]
     power: float | None = None
-    """Chance with which `difference` is found; None: the seeds were named."""
+    """Chance to detect `difference`; None: the seeds were named."""
     config_name: str | None = None
     config_dir: list[str] | None = None
     sweep: str | None = None
-    """Whose choice it is: the way there from the folder of this record; None: it is not known."""
+    """Path of the confirmed sweep, relative to the folder of this record; None: unknown."""
     difference: float | None = None
-    """The smallest that matters, which the seeds were planned for; None: they were named, or the
-    spread is unknown."""
+    """The smallest difference that matters, for which the seeds were planned; None: the seeds were
+    named, or the spread is unknown."""
     spread: float | None = None
     """Standard deviation between seeds that the sweep showed."""
 
@@ -130,13 +130,13 @@ class ConfirmationRequest:
     """The options of a confirmation."""
 
     seeds: Sequence[int] | None = None
-    """To run on; None: see `make_plan`."""
+    """The fresh seeds; None: as many as needed, see `make_plan`."""
     power: float | None = None
-    """Chance with which the difference is found; None: `POWER`."""
+    """Chance to detect the difference; None: `POWER`."""
     difference: float | None = None
-    """The smallest that matters, in units of the metric; None: that of the sweep."""
+    """The smallest difference that matters, in units of the metric; None: that of the sweep."""
     baseline: str | None = None
-    """As for `analyse_runs`, as the two that follow."""
+    """Baseline, metric and keys as for `analyse_runs`."""
     metric: str | None = None
     by: Sequence[str] = ()
 

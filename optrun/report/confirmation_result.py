@@ -1,7 +1,4 @@
-"""Judge the confirmations of a choice by their own runs, together, as planned.
-
-Compose the command that tells more.
-"""
+"""Judge the confirmations of a sweep by their own runs, and choose the next command."""
 
 from __future__ import annotations
 

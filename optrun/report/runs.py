@@ -1,4 +1,4 @@
-"""Read run directories; what is missing or torn is shown, instead of failing on it."""
+"""Read run directories; missing or torn files become messages, not errors."""
 
 from __future__ import annotations
 

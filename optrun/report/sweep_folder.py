@@ -1,8 +1,6 @@
-"""Read what the folder of a sweep says of its jobs, tuned keys and looks.
+"""Read the records in the folder of a sweep: its jobs, its tuned keys, and earlier tests.
 
-Name a new folder by date and time.
-
-A folder that is no sweep, or whose `sweep.json` cannot be read, says nothing.
+For a folder that is no sweep, or has no readable `sweep.json`, everything is empty.
 """
 
 from __future__ import annotations

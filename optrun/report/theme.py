@@ -27,7 +27,7 @@ SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""One per colour, so that no line is told by its colour alone."""
+"""One marker per colour, so that lines differ in more than their colour."""
 
 INK = "#1b1f24"
 """Titles and axis labels."""

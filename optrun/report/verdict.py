@@ -34,7 +34,7 @@ class SweepVerdict:
     kind: str
     """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the
     seeds that chose the configurations), `compared`, `confirmed` (fresh seeds, configurations
-    fixed before), `undecided` (the same, and no test tells anybody apart), `exploratory` (another
+    fixed before), `undecided` (the same, and no test decides), `exploratory` (another
     metric than the sweep's own).
     """
     metric: str

@@ -140,7 +140,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
 def _analyse_workloads(
     runs_by_workload: Mapping[str, Sequence[Run]], question: Question
 ) -> list[Findings]:
-    """Analyse each workload by itself; none if there is only one.
+    """Analyse each workload separately; empty if there is only one.
 
     The same keys separate contenders in all workloads: those typed, else all that separate
     contenders in some workload, without keys that a workload lacks. A typed metric counts only in

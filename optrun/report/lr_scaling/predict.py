@@ -24,7 +24,7 @@ Size = Mapping[str, float]
 """Key of the configuration -> its value, above 0."""
 
 GROUPS = ("model.", "training.", "data.")
-"""Groups whose numbers are a size; those of other groups tell contenders apart."""
+"""Groups with settings that count as a size; settings of other groups separate contenders."""
 OF_EVALUATION = ("eval_steps", "per_device_eval_batch_size", "max_eval_examples", "sample_tokens")
 """Settings that do not change the best lr."""
 ROUNDING = 1e-6

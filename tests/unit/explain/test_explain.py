@@ -389,4 +389,4 @@ def test_a_callback_that_hears_late_makes_no_step_wait(
     monkeypatch.setattr("optrun.explain.waits.registry.choices", lambda kind: {"mine": row})
     monkeypatch.setattr(config, "callbacks", {"mine": None})
     reason = reason_to_wait(config, SGD([torch.zeros(1)]))
-    assert (reason == "callbacks.mine: its on_step is told the loss of each step") is waits
+    assert (reason == "callbacks.mine: its on_step receives the loss of each step") is waits
