@@ -111,7 +111,7 @@ class Target:
         for reasons in damaged.values():
             sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
         best = pointed(self.run.best)
-        if best is not None and best.name != newest.name:
+        if best and best.name != newest.name:
             note = (
                 f"{newest.name} is the newest checkpoint; the best is {self.run.best} ({best.name})"
             )

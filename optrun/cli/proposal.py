@@ -13,8 +13,7 @@ from optrun.base.errors import ConfigError
 from optrun.base.formatting import count
 from optrun.config import store
 from optrun.config.compose import compose_request
-from optrun.config.literal import quote_path
-from optrun.config.registry import NO_TEXTS
+from optrun.config.literal import quoted
 from optrun.config.request import CommandLine
 from optrun.config.tokens import is_typed
 
@@ -110,7 +109,7 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
 
     draft = _Draft(store.open_hydra(config_dir), list(typed))
     keys = data_keys(name)
-    draft.add(*(f"{key}={_quote(value)}" for key, value in keys.items()))
+    draft.add(*(f"{key}={quoted(value)}" for key, value in keys.items()))
     if "data.eval" in draft.proposed:
         say(
             "", f"evaluates on {keys['data.eval']}, found beside it (data.eval=null: hold out rows)"
@@ -167,14 +166,6 @@ class _Draft:
         return load_source(config.data, seed=config.seed, documents=False)
 
 
-def _quote(text: str) -> str:
-    """Quote a text for Hydra, where it needs that."""
-    is_plain = re.fullmatch(r"[A-Za-z_./]([\w./ -]*[\w./-])?", text, re.ASCII)
-    if is_plain and text.lower() not in NO_TEXTS:
-        return text
-    return quote_path(text)
-
-
 # The rows
 # --------------------------------------------------------------------------------------------------
 
@@ -228,7 +219,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
         if f"task={roles.task}" in draft.overrides:
             if draft.proposed["data"] in ("files", "hub"):
                 named = [(key, name) for key, name in columns if key.endswith("_column")]
-                draft.add(*(f"data.{key}={_quote(name)}" for key, name in named if name != "text"))
+                draft.add(*(f"data.{key}={quoted(name)}" for key, name in named if name != "text"))
             draft.add(*roles.overrides)
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]

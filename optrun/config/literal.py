@@ -170,6 +170,14 @@ def _holds_path(key: str) -> bool:
     return any(fnmatchcase(key, path) or fnmatchcase(key, f"{path}.*") for path in path_keys)
 
 
+def quoted(text: str) -> str:
+    """Quote a path or name for Hydra's grammar, unless it is read as it stands."""
+    is_plain = re.fullmatch(r"[A-Za-z_./]([\w./ -]*[\w./-])?", text, re.ASCII)
+    if is_plain and text.lower() not in registry.NO_TEXTS:
+        return text
+    return quote_path(text)
+
+
 def quote_path(path: Path | str, mark: str = "'") -> str:
     r"""Quote a path, or any text, as a value of Hydra's grammar.
 

@@ -170,7 +170,7 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
         return split.mark_read(columns[0])
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
-        f"{columns_in_words(split.rows)}{missing_names(split)}"
+        f"{columns_in_words(split.rows)}{missing_names(split)} optrun start FILE guesses it."
     )
 
 

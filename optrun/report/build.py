@@ -144,7 +144,7 @@ def report(
     )
     request = ConfirmationRequest(baseline=baseline, metric=metric, by=by)
     following = choose_next_command(comparison, confirmed, dirs, request)
-    if following is not None:
+    if following:
         verdict = replace(verdict, next=following.line, cost=following.cost)
     typed_options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
     options = {key: value for key, value in typed_options.items() if value not in (None, "")}
@@ -299,7 +299,7 @@ def _unfolded_sections(report: Report) -> list[Section]:
         table = tables.ranking_table(comparison.findings)
     note = _explain_intervals(comparison.ttest)
     sections = [Section("", table, note)]
-    has_ended_confirmation = confirmed is not None and confirmed.comparison is not comparison
+    has_ended_confirmation = confirmed and confirmed.comparison is not comparison
     if confirmed is not None and has_ended_confirmation:
         fresh = confirmed.comparison.findings
         first = Section("", tables.ranking_table(fresh), _explain_intervals(fresh.ttest))
@@ -340,7 +340,7 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     counts = f"{plural(len(runs), 'run')} ({tables.count_states(runs)})"
     confirmed = report.confirmed
-    if confirmed is not None and confirmed.comparison is not comparison:
+    if confirmed and confirmed.comparison is not comparison:
         counts += f" and {plural(len(confirmed.comparison.runs), 'run')} of the confirmation"
     folds = []
     for workload in comparison.workloads:

@@ -220,13 +220,15 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Drop each key whose value follows from the value of one other key in all runs.
 
     If batch size and warm-up were always changed together, one of them is enough. The key that the
-    first run's command line names first stays.
+    first run's command line names first stays, but never `eval_steps`: nobody compares by it.
     """
     overrides = runs[0].overrides if runs else []
     typed = [key_of(override) for override in overrides]
 
     def position(key: str) -> int:
         """Find where the key, or the choice of its group, was typed; last if it was not."""
+        if key == "training.eval_steps":
+            return len(typed) + 1
         for name in (key, key.removesuffix(".name")):
             if name in typed:
                 return typed.index(name)

@@ -12,7 +12,7 @@ from typing import Unpack
 from optrun.base import shell
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import plural, rate
-from optrun.config.literal import quote_path
+from optrun.config.literal import quoted
 from optrun.report.confirmation_plan import (
     FOLDER,
     ConfirmationPlan,
@@ -312,18 +312,15 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
         grid = lrs_by_optimizer
         similar_runs = runs_of_all
     recipe = ["-cn", first.config_name] if first.config_name else []
-    values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
+    values = [
+        *grid,
+        f"seed={','.join(map(str, seeds))}",
+        f"hydra.sweep.dir={quoted(str(sweep))}",
+    ]
     line = shell.join(
         ["optrun", *plugins_of([first]), "-m", *recipe, *first.config_dir, *overrides, *values]
     )
     return NextCommand(line, write_cost(len(grid) * len(seeds), similar_runs))
-
-
-def _as_typed(path: Path) -> str:
-    """Quote a path if it has characters of Hydra's grammar."""
-    if re.search(r"[,'\"\[\](){}$\\]", str(path)):
-        return quote_path(path)
-    return str(path)
 
 
 def _kept_overrides(run: Run) -> list[str]:

@@ -264,12 +264,11 @@ def _start_from_checkpoint(
         return Start(state, changes, [changes_note], fork)
     constants.branch = saved.branch
     state = train_state(saved)
-    position_note = shift_data_position(saved.plan, state, plan, constants.plan["fingerprint"])
+    fingerprint = constants.plan["fingerprint"]
+    position_note = shift_data_position(saved.plan, state, plan, fingerprint)
     plugin_notes = require(saved.plugins or (), "this run")
     changes_note = table(changes, derived=batch.derived, examples=batch.examples)
-    other_evaluation = describe_other_evaluation(
-        saved.plan["fingerprint"], constants.plan["fingerprint"], state.global_step
-    )
+    other_evaluation = describe_other_evaluation(saved.plan["fingerprint"], fingerprint)
     notes = [changes_note, position_note, other_evaluation, *plugin_notes]
     return Start(
         state, changes, notes, stop=stop_request(saved, requested_changes(changes, batch.derived))

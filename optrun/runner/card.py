@@ -80,9 +80,8 @@ def model_card(
     heading = _heading(config)
     metrics = _evaluation_metrics(summary)
     parameters = lookup(summary, "model", "parameters")
-    results = Table(["metric, on the evaluation split", "value"], [False, True])
-    for key, number in metrics.items():
-        results.rows.append([key.removeprefix("eval/"), format_metric(number)])
+    rows = [[key.removeprefix("eval/"), format_metric(number)] for key, number in metrics.items()]
+    results = Table(["metric, on the evaluation split", "value"], [False, True], rows)
     return fill_markdown(
         "card.md",
         "optrun.runner",

@@ -151,7 +151,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             console.print(escape(wrapped), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
     best = pointed(outcome.run.best)
-    chosen = "best" if best is not None else "last"
+    chosen = "best" if best else "last"
     optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
     if stopped:
         longer = f"{stopped['by']}=..."
@@ -167,7 +167,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             rows.append(("evaluate", f"{evaluate} {data.EVALUATION_ROWS}"))
         checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
         rows.append(("export", f"optrun export {checkpoint} DEST"))
-        if best is not None and step_of(best) != summary["global_step"]:
+        if best and step_of(best) != summary["global_step"]:
             rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
     for label, text in rows:
         console.print(

@@ -140,4 +140,4 @@ def test_other_evaluation_rows_are_warned_of(capsys: pytest.CaptureFixture[str])
     assert "evaluation examples" not in capsys.readouterr().out
     assert optrun("resume=run", "training.max_steps=4", "data.eval=hard.csv") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "the evaluation examples are not those before step 3: metrics from now on" in said
+    assert "the evaluation examples are not those before this resume: metrics from now on" in said

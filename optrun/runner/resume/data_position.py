@@ -228,13 +228,12 @@ def plan_of_steps(plan: Plan) -> PlainDict:
     return values
 
 
-def describe_other_evaluation(before: str, now: str, step: int) -> str | None:
+def describe_other_evaluation(before: str, now: str) -> str | None:
     """Warn that metrics before and after a resume are of other evaluation rows.
 
     Args:
         before: The digests of training and evaluation examples in the checkpoint.
         now: The digests in force.
-        step: Step of the checkpoint.
 
     Returns:
         The warning; None if the evaluation rows are the same.
@@ -242,7 +241,7 @@ def describe_other_evaluation(before: str, now: str, step: int) -> str | None:
     if before.split("-")[1] == now.split("-")[1]:
         return None
     return (
-        f"warning: the evaluation examples are not those before step {step:,}: metrics from now on"
+        "warning: the evaluation examples are not those before this resume: metrics from now on"
         " cannot be compared with earlier ones, and an earlier best checkpoint was chosen by those."
     )
 

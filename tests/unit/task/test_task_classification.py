@@ -385,3 +385,15 @@ def test_images_without_pillow(
         ConfigError, match=r"pillow, which is not installed. pip install 'optrun\[vision\]'"
     ):
         make_task("image_classification", source, preparation)
+
+
+def test_the_refusal_names_the_command_that_guesses_columns(
+    make_source: Make, make_task: Make
+) -> None:
+    rows = {
+        "text": [f"number {row} of forty" for row in range(40)],
+        "Class Index": [row % 2 for row in range(40)],
+    }
+    with pytest.raises(ConfigError) as caught:
+        make_task("sequence_classification", make_source(rows))
+    assert "Columns: text, Class Index. optrun start FILE guesses it." in str(caught.value)
