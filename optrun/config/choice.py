@@ -51,7 +51,7 @@ def choice(
         )
     if options:
         raise TypeError(
-            f"{group}: {sorted(options)} are given with a ready configuration; set them there."
+            f"{group}: {sorted(options)} are given beside a ready configuration; set them there."
         )
     return config_or_name
 

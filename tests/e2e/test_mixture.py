@@ -90,7 +90,7 @@ TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
         (["data.mixture={}"], "data.mixture={}: expected a mapping from names"),
         (
             ["data.mixture={a: {trian: a.jsonl}}"],
-            r"data.mixture.a.trian: there is no such key. Did you mean train",
+            r"data.mixture.a.trian: no such key. Did you mean train",
         ),
         (["data.mixture={a: {eval: a.jsonl}}"], "data.mixture.a.train=null: expected a path"),
         (

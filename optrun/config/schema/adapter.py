@@ -14,7 +14,7 @@ from optrun.config.schema.checks import (
 )
 from optrun.config.schema.ranges import Count, Fraction, Positive
 
-_BEGINNINGS = r"gaussian|orthogonal|olora|pissa(_niter_\d+)?"
+_INITIALIZATIONS = r"gaussian|orthogonal|olora|pissa(_niter_\d+)?"
 
 
 class Bias(Enum):
@@ -89,41 +89,36 @@ class LoraConfig(AdapterConfig):
         _expect_names("adapter.target_modules", self.target_modules, pattern=True)
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
         _expect_names("adapter.exclude_modules", self.exclude_modules, pattern=True)
-        layers, beginning = self.layers_to_transform, self.init_lora_weights
-        if isinstance(layers, int) and not isinstance(layers, bool):
-            layer_numbers = [layers]
-        else:
-            layer_numbers = layers
-        numbers = isinstance(layer_numbers, list | tuple) and bool(layer_numbers)
-        self.expect(
-            layers is None
-            or (numbers and all(type(number) is int and number >= 0 for number in layer_numbers)),
-            "layers_to_transform",
-            "the number of a layer, a list of them, or null",
-        )
+        layers = self.layers_to_transform
+        if layers is not None:
+            numbers = layers if isinstance(layers, list | tuple) else [layers]
+            self.expect(
+                bool(numbers) and all(type(number) is int and number >= 0 for number in numbers),
+                "layers_to_transform",
+                "the number of a layer, a list of them, or null",
+            )
         for name, rank in self.rank_pattern.items():
             expect_count(f"adapter.rank_pattern.{name}", rank)
         for name, alpha in self.alpha_pattern.items():
             expect_positive(f"adapter.alpha_pattern.{name}", alpha)
+        initialization = self.init_lora_weights
         self.expect(
-            isinstance(beginning, bool) or bool(re.fullmatch(_BEGINNINGS, str(beginning))),
+            isinstance(initialization, bool)
+            or re.fullmatch(_INITIALIZATIONS, str(initialization)) is not None,
             "init_lora_weights",
             "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
-            "Not offered are those that look at data or a quantised base first: eva, corda,"
+            "Not offered are those that read data or a quantised base first: eva, corda,"
             " lora_ga, loftq.",
         )
         self.expect(
-            beginning != "orthogonal" or self.r % 2 == 0,
+            initialization != "orthogonal" or self.r % 2 == 0,
             "r",
             "an even rank with init_lora_weights=orthogonal",
         )
 
     @property
     def keeps_base(self) -> bool:
-        """Whether the base weights stay unchanged beside the factors.
-
-        Pissa and olora take a part out of it.
-        """
+        """Whether the base weights stay unchanged; pissa and olora take a part out of them."""
         return not str(self.init_lora_weights).startswith(("pissa", "olora"))
 
 
@@ -133,20 +128,26 @@ class QloraConfig(LoraConfig):
 
 
 def _expect_names(key: str, value: object, *, pattern: bool) -> None:
+    """Refuse anything but a list of module names or None.
+
+    Args:
+        key: Dotted key, for messages.
+        value: Its value.
+        pattern: Whether a regular expression is allowed, too; an empty list then is not.
+    """
     if value is None:
         return
     if pattern and isinstance(value, str):
-        expect(bool(value), key, "''", "module names, or null")
+        expect(value != "", key, "''", "module names, or null")
         expect_pattern(key, value)
         return
+    expected = "a list of module names, or null"
     if pattern:
-        either = "a list of module names, a regular expression, or null"
-    else:
-        either = "a list of module names, or null"
-    names = isinstance(value, list | tuple) and all(
-        isinstance(name, str) and name for name in value
-    )
-    expect(names and (bool(value) or not pattern), key, value, either)
+        expected = "a list of module names, a regular expression, or null"
+    expect(isinstance(value, list | tuple), key, value, expected)
+    assert isinstance(value, list | tuple)
+    are_names = all(isinstance(name, str) and name for name in value)
+    expect(are_names and (len(value) > 0 or not pattern), key, value, expected)
 
 
 SCHEMAS: dict[str, type[AdapterConfig]] = {

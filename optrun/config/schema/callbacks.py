@@ -1,7 +1,4 @@
-"""`callbacks.NAME={KEY: VALUE}`.
-
-Classes that hear of the training loop's steps, each with a schema of its own.
-"""
+"""`callbacks.NAME={KEY: VALUE}`: classes called at the steps of the training loop."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,7 +16,7 @@ Others come by registration.
 
 
 def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
-    """Check the callbacks of a configuration against the schemas of their rows.
+    """Check the callbacks of a configuration against their schemas.
 
     Args:
         callbacks: Name to keys and values; null stands for no keys.
@@ -28,22 +25,22 @@ def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
         Name to an instance of the schema, in the same order.
 
     Raises:
-        ConfigError: A name or a key that there is not, a missing value, or one of another type or
-            out of range.
+        ConfigError: A name or key is unknown, or a value is missing, has another type or is out of
+            range.
     """
     return {name: _typed(str(name), values) for name, values in callbacks.items()}
 
 
 def _typed(name: str, values: object) -> Any:
+    """Build the schema of one callback from its values."""
     key = f"callbacks.{name}"
     if name not in SCHEMAS:
-        hint = " ".join(
-            ["no callback of this name is registered.", did_you_mean(name, SCHEMAS)]
-        ).strip()
-        raise ConfigError(
-            f"{key}: {hint} A file that registers one is named on the command line: --plugin"
-            " FILE.py"
+        sentences = (
+            "no callback of this name is registered.",
+            did_you_mean(name, SCHEMAS),
+            "Name the file that registers it on the command line: --plugin FILE.py",
         )
+        raise ConfigError(f"{key}: {' '.join(filter(None, sentences))}")
     schema = SCHEMAS[name]
     if values is not None and not isinstance(values, Mapping):
         raise ConfigError(
@@ -57,6 +54,7 @@ def _typed(name: str, values: object) -> Any:
 
 
 def _example(schema: type[Any]) -> str:
+    """Write a mapping with the first key of a schema, such as `{every: VALUE}`."""
     names = [field.name for field in fields(schema)]
     if names:
         return f"{{{names[0]}: VALUE}}"

@@ -1,7 +1,4 @@
-"""Checks of the configuration.
-
-A dataclass that refuses values out of range, and the refusal of a value by its key.
-"""
+"""Checks of the configuration: `Checked`, a dataclass that refuses values out of range."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,26 +24,21 @@ T = TypeVar("T")
 
 
 def expect(condition: bool, key: str, value: object, expected: str, hint: str = "") -> None:
-    """Refuse a value by name.
+    """Raise ConfigError for the value of a key unless a condition holds.
 
     Args:
-        condition: True where the value is right.
+        condition: True if the value is valid.
         key: Dotted configuration key.
         value: What was given.
-        expected: What would have been right, as the end of "expected ...".
+        expected: What is valid, as the end of "expected ...".
         hint: What to do, one sentence.
-
-    Raises:
-        ConfigError: Where `condition` is false.
     """
     if not condition:
-        raise ConfigError(
-            f"{key}={in_yaml(value)}: expected {expected}." + (f" {hint}" if hint else "")
-        )
+        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}. {hint}".rstrip())
 
 
 def expecting(check: Check) -> Callable[[str, object], None]:
-    """Turn a check into a function with ConfigError in place of TypeError and ValueError."""
+    """Turn a check into a function that raises ConfigError, not TypeError or ValueError."""
 
     def refuse(key: str, value: object) -> None:
         try:
@@ -58,7 +50,7 @@ def expecting(check: Check) -> Callable[[str, object], None]:
 
 
 expect_count = expecting(optional(at_least(1)))
-"""Expect a whole number of 1 or more, and one that somebody may have meant; None passes."""
+"""Expect a whole number from 1 to `ranges.MOST`; None passes."""
 expect_not_negative = expecting(optional(not_negative))
 """Expect a number of 0 or more; None passes."""
 expect_positive = expecting(positive)
@@ -70,11 +62,11 @@ def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
 
     Args:
         schema: A dataclass.
-        values: Of its fields.
-        key: What stands before them, for messages.
+        values: Field to value.
+        key: Put before the fields in messages, such as `data`.
 
     Raises:
-        ConfigError: A value of another type or out of range, or one that is missing.
+        ConfigError: A value is missing, has another type or is out of range.
     """
     typed = OmegaConf.structured(schema)
     for option, value in values.items():
@@ -89,11 +81,11 @@ def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
         raise ConfigError(f"{key}.{missing[0]} is missing: give {key}.{missing[0]}=VALUE.")
     try:
         built: T = OmegaConf.to_object(typed)  # type: ignore[assignment]
-    except (TypeError, ValueError) as error:  # of the schema's own check of ranges
+    except (TypeError, ValueError) as error:  # from the range checks of the schema
         message = str(error)
-        raise ConfigError(
-            message if message.startswith(f"{key}.") else f"{key}: {message}"
-        ) from error
+        if not message.startswith(f"{key}."):
+            message = f"{key}: {message}"
+        raise ConfigError(message) from error
     return built
 
 
@@ -111,18 +103,18 @@ class Checked:
     """Values of a group, each checked against the range in its type."""
 
     GROUP: ClassVar[str] = ""
-    """What stands before the keys, with a dot."""
+    """Put before the keys in messages, with a dot."""
     BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of keys of which the first is not above the second."""
+    """Pairs of keys; the value of the first must not be above that of the second."""
     PATHS: ClassVar[tuple[str, ...]] = ()
-    """Keys that hold files or folders: relative ones are found again when the run goes on from
-    another folder."""
+    """Keys that hold files or folders. If the run is resumed in another folder, relative paths
+    still mean the same files."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
+        """Check every value against its range, and store it in the type of the range.
 
         Raises:
-            ConfigError: With the key, the value and the range.
+            ConfigError: The message names the key, the value and the range.
         """
         try:
             for key, check in ranges(type(self)).items():  # type: ignore[arg-type]
@@ -131,17 +123,14 @@ class Checked:
         except (TypeError, ValueError) as error:
             raise ConfigError(str(error)) from error
 
-    def expect(self, good: bool, key: str, expected: str, hint: str = "") -> None:
-        """Refuse the value of a key of this group by name.
+    def expect(self, condition: bool, key: str, expected: str, hint: str = "") -> None:
+        """Raise ConfigError for the value of a field unless a condition holds.
 
         Args:
-            good: True where the value is right.
-            key: Of a field.
-            expected: What would have been right, as the end of "expected ...".
+            condition: True if the value is valid.
+            key: Name of the field.
+            expected: What is valid, as the end of "expected ...".
             hint: What to do, one sentence.
-
-        Raises:
-            ConfigError: Where `good` is false.
         """
-        if not good:
-            expect(good, f"{self.GROUP}{key}", getattr(self, key), expected, hint)
+        if not condition:  # only then every class must have the field
+            expect(condition, f"{self.GROUP}{key}", getattr(self, key), expected, hint)

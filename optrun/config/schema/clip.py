@@ -61,6 +61,7 @@ class ValueClipConfig(ClipConfig):
 
 
 def _check_values(min_value: float | None, max_value: float | None) -> None:
+    """Refuse an empty interval [min_value, max_value]; min_value None means -max_value."""
     if max_value is None:
         expect(
             min_value is None,

@@ -21,9 +21,11 @@ TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 def _encoding(name: str, value: str) -> str:
     """Check for a text encoding known to Python."""
     try:
-        is_text = getattr(codecs.lookup(value), "_is_text_encoding", True)
+        codec = codecs.lookup(value)
     except (LookupError, ValueError):
         is_text = False
+    else:
+        is_text = getattr(codec, "_is_text_encoding", True)  # False for codecs such as base64
     if not is_text:
         raise ValueError(f"{name}={value}: expected utf-8, cp1252, gb18030 or the like.")
     return value
@@ -35,10 +37,10 @@ class DataConfig(Checked):
 
     GROUP = "data."
     EVALUATION_ROWS: ClassVar[str | None] = None
-    """How other rows to evaluate on are named; None: such a source has no others."""
+    """How the user names other rows to evaluate on; None: this source has no others."""
     OF_TOKENS: ClassVar[bool] = False
-    """Whether its rows are token ids, and no texts."""
-    # Values where a registered source has no YAML that says them.
+    """Whether its rows are token ids, not texts."""
+    # The defaults are for registered sources, which have no YAML.
     name: str
     max_length: Annotated[int, at_least(2)] = 128
     """Tokens of an example, at most; of a block, exactly."""
@@ -71,15 +73,15 @@ class StdlibTokensConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class StdlibStatementsConfig(DataConfig):
-    """Statements of it without the keyword they begin with.
+    """Statements of the standard library without their first keyword, which is the label.
 
-    Which is the label, for sequence_classification.
+    For sequence_classification.
     """
 
 
 @dataclass(kw_only=True)
 class StdlibChatConfig(DataConfig):
-    """Questions about its functions, answered by a rule, for sft."""
+    """Questions about functions of the standard library, answered by a rule, for sft."""
 
 
 @dataclass(kw_only=True)
@@ -89,7 +91,7 @@ class StdlibPreferencesConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class StdlibPairsConfig(DataConfig):
-    """Docstrings of its functions, each with the body of its function, for embedding."""
+    """Docstrings of the standard library, each with the body of its function, for embedding."""
 
 
 @dataclass(kw_only=True)
@@ -158,10 +160,10 @@ class PathsConfig(DataConfig):
             )
 
     def eval_files(self) -> list[tuple[str, Any]]:
-        """Name and paths of each evaluation set; the name of a single one is empty.
+        """List name and paths of each evaluation set; the name of a single one is empty.
 
         Raises:
-            ConfigError: A name that is none.
+            ConfigError: A name is invalid, see `eval_set_names`.
         """
         if self.eval is None:
             return []
@@ -188,7 +190,7 @@ class StreamableConfig(ColumnsConfig):
             not self.streaming or self.max_train_examples is None,
             "max_train_examples",
             "null with data.streaming=true",
-            "How much of a stream is read is said by training.max_steps.",
+            "training.max_steps says how much of a stream is read.",
         )
 
 
@@ -262,27 +264,28 @@ class MixtureConfig(DataConfig):
                 "names of letters, digits, _ and -, as in train/loss/NAME",
             )
         self._expect_probabilities()
-        self._expect_apart(self.parts())
+        self._expect_distinct_sets(self.parts())
 
     def _expect_probabilities(self) -> None:
-        shares = self.probabilities
-        if shares is None:
+        """Refuse probabilities that are not one for each source with the sum 1; null passes."""
+        probabilities = self.probabilities
+        if probabilities is None:
             return
         key = "data.probabilities"
         expect(
-            isinstance(shares, Mapping),
+            isinstance(probabilities, Mapping),
             key,
-            shares,
+            probabilities,
             "a mapping from the names of data.mixture to numbers, or null",
         )
-        for name in shares:
+        for name in probabilities:
             if name not in self.mixture:
                 raise ConfigError(
                     f"{key}.{name}: there is no such source."
                     f" {did_you_mean(str(name), list(self.mixture))}"
                 )
         for name in self.mixture:
-            value = shares.get(name)
+            value = probabilities.get(name)
             if value is None:
                 raise ConfigError(
                     f"{key}: data.mixture.{name} has none. Give each source one, 0 to leave it out."
@@ -293,28 +296,30 @@ class MixtureConfig(DataConfig):
                     f"{key}.{name}=0: with data.stopping_strategy=all_exhausted an epoch would"
                     " never end. Leave the source out."
                 )
-        total = math.fsum(shares.values())
+        total = math.fsum(probabilities.values())
         expect(
             abs(total - 1) <= 1e-6,
             key,
-            shares,
+            probabilities,
             f"numbers with the sum 1, and theirs is {total:.6g}",
         )
 
-    def _expect_apart(self, parts: Mapping[str, FilesConfig]) -> None:
-        """Refuse evaluation sets of two sources that would have one name.
+    def _expect_distinct_sets(self, sources: Mapping[str, FilesConfig]) -> None:
+        """Refuse evaluation sets of two sources with one name, since one would never be evaluated.
 
-        One of them would never be evaluated.
+        Upper and lower case make no difference, as for the sets of one source.
         """
-        seen: dict[str, str] = {}
-        for name, part in parts.items():
-            cut_sets = [""] if part.eval is None and part.eval_fraction else []  # cut from its rows
-            for set_name in [*cut_sets, *(set_name for set_name, _ in part.eval_files())]:
-                key = f"data.mixture.{name}.eval.{set_name}" if set_name else f"data.mixture.{name}"
-                metric_name = mixed_eval_name(name, set_name)
-                first_key = seen.setdefault(
-                    metric_name.lower(), key
-                )  # as of the sets of one source: not by case alone
+        key_by_set: dict[str, str] = {}
+        for source, config in sources.items():
+            set_names = [set_name for set_name, _ in config.eval_files()]
+            if config.eval is None and config.eval_fraction:
+                set_names = [""]  # cut from the training rows
+            for set_name in set_names:
+                key = f"data.mixture.{source}"
+                if set_name:
+                    key += f".eval.{set_name}"
+                metric_name = mixed_eval_name(source, set_name)
+                first_key = key_by_set.setdefault(metric_name.lower(), key)
                 if first_key != key:
                     raise ConfigError(
                         f"{key}: it is evaluated as eval/{metric_name}, and so is {first_key}."
@@ -324,53 +329,47 @@ class MixtureConfig(DataConfig):
 
     @property
     def streamed_by(self) -> str | None:
-        """That of the first source that is one."""
-        return next(
-            (
-                f"data.mixture.{name}.streaming"
-                for name, part in self.parts().items()
-                if part.streaming
-            ),
-            None,
-        )
+        """The key of the first source that is streamed; None if none is."""
+        for name, source in self.parts().items():
+            if source.streaming:
+                return f"data.mixture.{name}.streaming"
+        return None
 
     def weights(self) -> list[float] | None:
-        """Return the probabilities in the order of the sources; None: by turns."""
+        """Return the probabilities in the order of the sources, with the sum 1; None: by turns."""
         if self.probabilities is None:
             return None
         total = math.fsum(self.probabilities.values())
         return [self.probabilities[name] / total for name in self.mixture]
 
     def parts(self) -> dict[str, FilesConfig]:
-        """Return each source as a choice of its own.
+        """Build the configuration of each source, as for data=files.
+
+        Keys of every data choice, such as `data.max_length`, are passed on; the source's own win.
 
         Raises:
-            ConfigError: A key that is none of data=files; whatever is wrong with a source.
+            ConfigError: A source has a key that data=files lacks, no `train`, or an invalid value.
         """
-        file_keys = {entry.name for entry in fields(FilesConfig)} - {"name"}
-        common = {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(DataConfig)
-            if entry.name != "name"
-        }
+        file_keys = {field.name for field in fields(FilesConfig)} - {"name"}
+        common_keys = [field.name for field in fields(DataConfig) if field.name != "name"]
+        common = {key: getattr(self, key) for key in common_keys}
         sources = {}
         for name, values in self.mixture.items():
-            key = f"data.mixture.{name}"
+            prefix = f"data.mixture.{name}"
             expect(
                 isinstance(values, Mapping),
-                key,
+                prefix,
                 values,
                 "the keys of data=files, such as {train: FILE}",
             )
-            for inner in values:
-                if inner not in file_keys:
+            for key in values:
+                if key not in file_keys:
                     raise ConfigError(
-                        f"{key}.{inner}: there is no such key."
-                        f" {did_you_mean(str(inner), sorted(file_keys))}"
+                        f"{prefix}.{key}: no such key. {did_you_mean(str(key), sorted(file_keys))}"
                     )
             expect(
                 values.get("train") is not None,
-                f"{key}.train",
+                f"{prefix}.train",
                 "null",
                 "a path, a list of paths, or a glob",
             )
@@ -379,7 +378,7 @@ class MixtureConfig(DataConfig):
                     FilesConfig, {"name": "files", "eval": None, **common, **values}, "data"
                 )
             except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from error
+                raise ConfigError(f"{prefix}: {error}") from error
         return sources
 
 
@@ -428,16 +427,17 @@ def eval_key(name: str) -> str:
 
 
 def eval_set_names(names: Iterable[object]) -> list[str]:
-    """List the names of evaluation sets as they stand in `eval/NAME/accuracy`.
+    """Check the names of evaluation sets, which become part of metrics: `eval/NAME/accuracy`.
 
     Raises:
-        ConfigError: One has other characters than letters, digits, `_` and `-`, is `train`, or
-            differs from another one by upper and lower case alone.
+        ConfigError: A name has other characters than letters, digits, `_` and `-`, is `train`, or
+            differs from another one by upper and lower case only.
     """
-    seen: dict[str, str] = {}
+    spelling: dict[str, str] = {}
     for name in names:
         is_plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
-        key, value = "data.eval", f"{{{name}: ...}}"
+        key = "data.eval"
+        value = f"{{{name}: ...}}"
         expect(is_plain, key, value, "names of letters, digits, _ and -, as in eval/NAME/accuracy")
         text = str(name)
         expect(
@@ -446,22 +446,22 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
             value,
             "another name: tables would show its metrics as train/loss",
         )
-        first_spelling = seen.setdefault(text.lower(), text)
+        first_spelling = spelling.setdefault(text.lower(), text)
         expect(
             first_spelling == text,
             key,
             value,
             f"a name that differs from {first_spelling} by more than upper and lower case",
         )
-    return list(seen.values())
+    return list(spelling.values())
 
 
 def mixed_eval_name(source: str, set_name: str) -> str:
-    """Name an evaluation set of a mixture's source.
+    """Name an evaluation set of one source of a mixture.
 
     Args:
         source: The name of the source.
-        set_name: The name of the set in it; empty for the only one.
+        set_name: The name of the set in it; empty for an only set.
 
     Example:
         >>> mixed_eval_name("code", ""), mixed_eval_name("code", "py")

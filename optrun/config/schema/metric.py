@@ -14,16 +14,16 @@ FEW_EXAMPLES = 100
 
 @dataclass(kw_only=True)
 class MetricConfig:
-    """What is known of a metric without computing it: facts alone, a metric has no keys."""
+    """Base class of metric schemas: facts about a metric; it has no keys."""
 
     MODE: ClassVar[str]
-    """Which direction is better: `max` or `min`; each metric says it."""
+    """The direction in which it is better: `max` or `min`; each metric sets it."""
     TASKS: ClassVar[tuple[str, ...]] = ()
-    """The tasks it is for, by their `task=`; empty: every one."""
+    """The choices of `task=` that it is for; empty: every one."""
     OF_NUMBERS: ClassVar[bool | None] = None
-    """True: it compares numbers (regression); False: classes; None: either."""
+    """True: it compares numbers (regression); False: classes; None: both."""
     WANTS_NUM_LABELS: ClassVar[bool] = False
-    """Whether it is called with `num_labels=`, the number of classes, too."""
+    """Whether it is also called with `num_labels=`, the number of classes."""
 
 
 class OfClasses(MetricConfig):
@@ -34,7 +34,7 @@ class OfClasses(MetricConfig):
 
 
 class F1(OfClasses):
-    """Its meaning depends on how many classes there are."""
+    """F1, whose meaning depends on the number of classes."""
 
     WANTS_NUM_LABELS = True
 
@@ -47,7 +47,7 @@ class Correlation(MetricConfig):
 
 
 class PredictionError(Correlation):
-    """Likewise; less is better."""
+    """Predicted numbers against true ones; less is better."""
 
     MODE = "min"
 
@@ -71,11 +71,11 @@ _LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
 def metric_mode(name: str) -> str:
     """Tell which direction of a metric is better, `min` or `max`.
 
-    Of one that is not registered by its name.
+    The last part of the name decides: the schema of a metric, else a task with this main metric,
+    else `min` for names that end like an error, such as `loss` or `perplexity`.
 
     Args:
-        name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`; the last part
-            decides.
+        name: As in metrics.jsonl, such as `eval/loss` or `eval/dev/accuracy`.
 
     Example:
         >>> metric_mode("eval/dev/mse"), metric_mode("eval/accuracy")
@@ -84,44 +84,41 @@ def metric_mode(name: str) -> str:
     leaf = name.rpartition("/")[2]
     if leaf in SCHEMAS:
         return str(SCHEMAS[leaf].MODE)
-    modes = [
-        str(task.MODE) for task in registry.schemas("task").values() if leaf == task.MAIN_METRIC
-    ]
-    if modes:
-        return modes[0]
+    for task in registry.schemas("task").values():
+        if leaf == task.MAIN_METRIC:
+            return str(task.MODE)
     if _LESS_IS_BETTER.search(leaf):
         return "min"
     return "max"
 
 
 def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list[registry.Choice]:
-    """Find the rows that `task.metrics` names.
+    """Find the rows of the metrics that `task.metrics` names.
 
     Args:
-        names: As configured.
+        names: The value of `task.metrics`.
         task: The choice in `task=`.
-        of_numbers: Whether the task predicts numbers, and no classes.
+        of_numbers: Whether the task predicts numbers, not classes.
 
     Raises:
-        ConfigError: No such metric, or one that is not for this task; with those that are.
+        ConfigError: A metric is unknown or not for this task; the message suggests one that is.
     """
     names = list(names)
-    rows = dict(registry.choices("metric"))
     for name in names:
-        row = registry.find("metric", name)
-        if row is not None:
-            rows[name] = row
-    fitting = {
-        name: row
-        for name, row in rows.items()
-        if (not row.schema.TASKS or task in row.schema.TASKS)
-        and row.schema.OF_NUMBERS in (None, of_numbers)
-    }
+        registry.find("metric", name)  # imports the package that has it
+    rows = registry.choices("metric")
+    suitable = {name: row for name, row in rows.items() if _suits(row.schema, task, of_numbers)}
     for name in names:
-        if name not in fitting:
-            why = "no such metric"
+        if name not in suitable:
+            problem = "no such metric"
             if name in rows:
                 labels = " with numbers as labels" if of_numbers else ""
-                why = f"this metric is not for task={task}{labels}"
-            raise ConfigError(f"task.metrics: {name}: {why}. {did_you_mean(name, fitting)}")
-    return [fitting[name] for name in names]
+                problem = f"this metric is not for task={task}{labels}"
+            raise ConfigError(f"task.metrics: {name}: {problem}. {did_you_mean(name, suitable)}")
+    return [suitable[name] for name in names]
+
+
+def _suits(metric: type[MetricConfig], task: str, of_numbers: bool) -> bool:
+    """Tell whether a metric is for a task, and for its numbers or classes."""
+    is_for_task = not metric.TASKS or task in metric.TASKS
+    return is_for_task and metric.OF_NUMBERS in (None, of_numbers)

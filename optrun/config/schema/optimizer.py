@@ -72,16 +72,17 @@ DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
 def _names(name: str, value: object) -> Any:
-    """Check for a mapping from parameter names to structured names, or None."""
+    """Check for a mapping from parameter names to names with a layer number, or None."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
         expected = "a mapping from parameter names to names with encoder.layers.<number>"
         raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}.")
-    for key, entry in value.items():
-        if not isinstance(key, str) or not isinstance(entry, str):
+    for param_name, layer_name in value.items():
+        if not isinstance(param_name, str) or not isinstance(layer_name, str):
             raise TypeError(
-                f"{name}[{key}]={entry!r}: expected a name with encoder.layers.<number>."
+                f"{name}[{param_name}]={layer_name!r}: expected a name with"
+                " encoder.layers.<number>."
             )
     return dict(value)
 

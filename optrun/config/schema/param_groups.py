@@ -84,20 +84,23 @@ class LayerwiseConfig(StandardConfig):
 
 
 def hyper_parameters() -> list[str]:
-    """List the hyper-parameters of all optimizers.
-
-    The chosen one says whether it knows it.
-    """
-    fields = {name for schema in optimizer.SCHEMAS.values() for name in schema.__dataclass_fields__}
-    return sorted(fields - {"name", "default_lr", "dialect"})
+    """List the hyper-parameters of all optimizers; the chosen one refuses those of others."""
+    keys = {name for schema in optimizer.SCHEMAS.values() for name in schema.__dataclass_fields__}
+    return sorted(keys - {"name", "default_lr", "dialect"})
 
 
 def _check_rule(key: str, rule: Any) -> None:
+    """Refuse a rule without a pattern or overrides, or with invalid ones.
+
+    Args:
+        key: Such as `param_groups.rules[0]`, for messages.
+        rule: Its value.
+    """
     expect(isinstance(rule, dict), key, rule, "a mapping with `pattern` and overrides")
     if "pattern" not in rule:
-        near = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
-        if near:
-            hint = f"`{near[0]}` may be it."
+        close = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
+        if close:
+            hint = f"Write `pattern` in place of `{close[0]}`."
         else:
             hint = "It is a regular expression searched in parameter names."
         raise ConfigError(f"{key}: has no `pattern`. {hint}")
@@ -119,25 +122,21 @@ def _check_rule(key: str, rule: Any) -> None:
         if name in rule:
             expect(isinstance(rule[name], bool), f"{key}.{name}", rule[name], "true or false")
     if "freeze" in rule:
-        expect(
-            rule["freeze"] is True,
-            f"{key}.freeze",
-            rule["freeze"],
-            "true",
-            "To train them, leave the rule out.",
-        )
+        hint = "To train them, leave the rule out."
+        expect(rule["freeze"] is True, f"{key}.freeze", rule["freeze"], "true", hint)
         expect(
             len(overrides) == 1, key, rule, "freeze alone: frozen parameters take no other override"
         )
 
 
 def _refuse_unknown_overrides(key: str, overrides: list[str]) -> None:
+    """Refuse overrides of a rule that no optimizer has."""
     valid = {*GROUPING_KEYS, *hyper_parameters()}
     for name in overrides:
         if name == "schedule":
             raise ConfigError(
                 f"{key}.schedule: not offered; one schedule drives all groups. Give lr or lr_scale"
-                " for another height of its curve."
+                " to raise or lower its curve for these parameters."
             )
         if name not in valid:
             raise ConfigError(

@@ -28,10 +28,13 @@ MOST = 2**31 - 1
 
 
 def _refused(name: str, value: object, expected: str, *, kind: bool = False) -> Exception:
-    """Make the refusal of a value: of another kind, or out of range.
+    """Build the error for a value: ValueError for its range, TypeError for its type.
 
-    A dotted name is a key of the configuration, whose value is written as there; another one is a
-    keyword of Python's.
+    Args:
+        name: A dotted key, whose value is written as in YAML, or a keyword of Python's.
+        value: What was given.
+        expected: What is valid, as the end of "expected ...".
+        kind: Whether the type is wrong.
     """
     assignment = f"{name}={in_yaml(value)}" if "." in name else f"{name}={value!r}"
     if kind:
@@ -45,9 +48,9 @@ def number(
     """Make a checker for a finite number.
 
     Args:
-        expected: What is right, for the message.
-        fits: Whether a finite number is.
-        whole: Whether it is a whole one.
+        expected: What is valid, for the message; it begins with "a number" unless `whole`.
+        fits: Tells whether a finite number is valid.
+        whole: Whether only whole numbers are valid.
 
     Example:
         >>> number("a number above 0", lambda x: x > 0)("lr", 0.0)
@@ -59,13 +62,12 @@ def number(
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, kinds):
             error = _refused(name, value, expected, kind=True)
-            # torch takes a tensor so that a captured step may read another value; here a schedule
-            # or set_lr writes it.
-            raise (
-                TypeError(f"{error} Pass a plain number, {name}.item().")
-                if hasattr(value, "item")
-                else error
-            )
+            is_tensor = hasattr(value, "item")
+            # torch takes a tensor as lr so that a captured step reads new values from it; here a
+            # schedule or set_lr writes the lr.
+            if is_tensor:
+                error = TypeError(f"{error} Pass a plain number, {name}.item().")
+            raise error
         plain: float = int(value) if whole else float(value)
         if not whole and not math.isfinite(plain):
             raise _refused(name, value, re.sub("^a number", "a finite number", expected))
@@ -86,21 +88,26 @@ inner_share = number("a number in (0, 1)", lambda x: 0 < x < 1)
 
 
 def seconds(name: str, value: float) -> float:
-    """Check for a time above 0; `inf` stands for one without end."""
+    """Check for a time above 0; `inf` is valid, and means no limit."""
     if value == math.inf:
         return value
     return float(positive(name, value))
 
 
 def at_least(least: int, why: str = "") -> Check:
-    """Make a checker for a whole number from `least` to `MOST`."""
+    """Make a checker for a whole number from `least` to `MOST`.
+
+    Args:
+        least: The smallest valid number.
+        why: Added to the message after `N or more`.
+    """
     low = whole_number(f"a whole number, {least} or more{why}", lambda x: x >= least)
     high = whole_number(f"{MOST:,} or less", lambda x: x <= MOST)
     return lambda name, value: high(name, low(name, value))
 
 
 def rising(least: int) -> Check:
-    """Make a checker for a list of steps, each above the one before."""
+    """Make a checker for a list of steps from `least`, each above the one before."""
 
     def check(name: str, value: list[int]) -> list[int]:
         if not all(low < high for low, high in itertools.pairwise([least - 1, *value])):
@@ -122,9 +129,9 @@ def matching(pattern: str, expected: str) -> Check:
 
 
 def several(expected: str, *checks: Check) -> Check:
-    """Make a checker for a sequence of as many values as there are checkers.
+    """Make a checker for a sequence with one checker for each of its values.
 
-    It returns a tuple. A text is refused, not read letter by letter; an item of the wrong type
+    It returns a tuple. A text is refused, not read letter by letter. A value of the wrong type
     raises TypeError, any other fault ValueError.
     """
 
@@ -135,7 +142,7 @@ def several(expected: str, *checks: Check) -> Check:
             raise _refused(name, value, expected)
         try:
             return tuple(
-                entry_check(name, entry) for entry_check, entry in zip(checks, value, strict=True)
+                check_item(name, item) for check_item, item in zip(checks, value, strict=True)
             )
         except (TypeError, ValueError) as error:
             raise type(error)(str(_refused(name, value, expected))) from error
@@ -144,7 +151,7 @@ def several(expected: str, *checks: Check) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """Make a checker for one word out of a few.
+    """Make a checker for one of a few words.
 
     Example:
         >>> one_of("l1", "l2")("weight_decay_mode", "l3")
@@ -155,7 +162,8 @@ def one_of(*words: str) -> Check:
     def check(name: str, value: object) -> str:
         if value in words:
             return str(value)
-        choices = ", ".join(words if "." in name else map(repr, words))
+        is_key = "." in name  # else a keyword of Python's, whose texts are quoted
+        choices = ", ".join(words if is_key else map(repr, words))
         raise _refused(name, value, f"one of {choices}", kind=not isinstance(value, str))
 
     return check
@@ -169,35 +177,38 @@ def flag(name: str, value: object) -> bool:
 
 
 def check_patterns(name: str, value: object) -> list[str]:
-    """Check for a list of regular expressions; a bare string would be taken letter by letter."""
+    """Check for a list of regular expressions; a bare string would be read letter by letter."""
     if isinstance(value, str):
         raise TypeError(
             f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}]."
         )
     if not isinstance(value, Iterable) or isinstance(value, dict):
         raise _refused(name, value, "a list of patterns", kind=True)
-    entries = list(value)
-    for entry in entries:
-        if not isinstance(entry, str):
+    patterns = list(value)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
             raise TypeError(
-                f"{name}={entries!r}: expected patterns as strings, got {type(entry).__name__}"
-                f" {entry!r}."
+                f"{name}={patterns!r}: expected patterns as strings, got {type(pattern).__name__}"
+                f" {pattern!r}."
             )
-    return entries
+    return patterns
 
 
-def optional(check: Check, said: str = "") -> Check:
-    """Let None pass a check, too, and add that to its message."""
+def optional(check: Check, also_valid: str = "") -> Check:
+    """Make a checker that lets None pass, and any other value that passes `check`.
 
-    def checked(name: str, value: object) -> Any:
+    also_valid: Added to the messages of ValueError, such as ", or null".
+    """
+
+    def check_optional(name: str, value: object) -> Any:
+        if value is None:
+            return None
         try:
-            if value is None:
-                return None
             return check(name, value)
         except ValueError as error:
-            raise ValueError(f"{str(error).removesuffix('.')}{said}.") from error
+            raise ValueError(f"{str(error).removesuffix('.')}{also_valid}.") from error
 
-    return checked
+    return check_optional
 
 
 Finite = Annotated[float, finite]
@@ -226,7 +237,7 @@ def in_order(
     Args:
         options: Option -> value.
         bounds: Pairs of options, the lower one first.
-        prefix: What stands before an option in messages, such as `scheduler.`.
+        prefix: Put before an option in messages, such as `scheduler.`.
 
     Raises:
         ValueError: The message names both options with their values.
@@ -242,46 +253,55 @@ def in_order(
 def ranges(schema: type) -> Mapping[str, Check]:
     """Map the fields of a dataclass to the checkers in their types.
 
-    A class that says a field again without a range leaves that of its base. Flags and Enums, whose
-    values are words to a caller from Python, are in `checks`.
+    A subclass that declares a field again without a checker keeps that of the base class. Flags and
+    Enums have none here; `checks` adds them for callers from Python.
     """
     checkers: dict[str, Check] = {}
     for base in reversed(schema.__mro__):
         if is_dataclass(base):
-            hints = get_type_hints(base, include_extras=True)
-            checkers |= {key: check for key, hint in hints.items() if (check := _of_hint(hint))}
+            for key, hint in get_type_hints(base, include_extras=True).items():
+                check = _checker_of(hint)
+                if check is not None:
+                    checkers[key] = check
     return checkers
 
 
-def _of_hint(hint: object) -> Check | None:
-    """Return the checker in a type, such as `Annotated[float, positive]`; None without one."""
+def _checker_of(hint: object) -> Check | None:
+    """Return the checker in a type, such as `Annotated[float, positive]`; None without one.
+
+    For `Annotated[...] | None` it lets None pass.
+    """
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
-    inner = [argument for argument in get_args(hint) if argument is not NoneType]
-    check = _of_hint(inner[0]) if len(inner) == 1 and NoneType in get_args(hint) else None
-    if check:
-        return optional(check, ", or null")
+    members = get_args(hint)
+    if len(members) == 2 and NoneType in members:
+        check = _checker_of(members[0] if members[1] is NoneType else members[1])
+        if check is not None:
+            return optional(check, ", or null")
     return None
 
 
 def checks(schema: type) -> dict[str, Check]:
-    """Map fields to checkers, as `ranges`, with flags and Enums for callers from Python."""
+    """Map fields to checkers for callers from Python: `ranges`, and checkers of flags and Enums."""
     checkers: dict[str, Check] = {}
     for key, hint in get_type_hints(schema).items():
-        kinds = [argument for argument in get_args(hint) or (hint,) if argument is not NoneType]
+        members = get_args(hint) or (hint,)
+        kinds = [member for member in members if member is not NoneType]
         if kinds == [bool]:
-            checkers[key] = optional(flag) if NoneType in get_args(hint) else flag
+            checkers[key] = optional(flag) if NoneType in members else flag
         elif isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
             checkers[key] = one_of(*(member.value for member in kinds[0]))
     return {**checkers, **ranges(schema)}
 
 
 def defaults(schema: type) -> dict[str, Any]:
-    """Return the defaults of a dataclass's fields, words for Enums.
+    """Map the fields of a dataclass to their defaults, an Enum's as its value.
 
-    Without fields that have none.
+    Fields with a default factory are left out; fields without a default are `MISSING`.
     """
-    values = {
-        field.name: field.default for field in fields(schema) if not callable(field.default_factory)
-    }
-    return {key: value.value if isinstance(value, Enum) else value for key, value in values.items()}
+    values = {}
+    for field in fields(schema):
+        if not callable(field.default_factory):
+            is_enum = isinstance(field.default, Enum)
+            values[field.name] = field.default.value if is_enum else field.default
+    return values

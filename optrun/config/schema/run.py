@@ -126,10 +126,10 @@ class RunConfig(Checked):
             "A part of quantised weights cannot be taken out of them.",
         )
         if self.model.dtype is WeightDtype.bfloat16:
-            self._expect_room_for_small_steps()
+            self._expect_float32_copy()
 
     def _quantise_base(self) -> None:
-        """Quantize the base model to 4 bits for `adapter=qlora`."""
+        """Set `model.quantization=4bit` for `adapter=qlora`; refuse a model without weights."""
         model = self.model
         expect(
             isinstance(model, PretrainedConfig),
@@ -141,8 +141,12 @@ class RunConfig(Checked):
         if isinstance(model, PretrainedConfig):
             model.quantization = "4bit"
 
-    def _expect_room_for_small_steps(self) -> None:
-        """Refuse bfloat16 weights without a float32 copy for small steps."""
+    def _expect_float32_copy(self) -> None:
+        """Refuse bfloat16 weights unless what is trained has a float32 copy.
+
+        bfloat16 has 8 significant bits, so a step below 1/256 of a weight would be rounded away.
+        The factors of an adapter are float32.
+        """
         bf16 = self.training.precision is Precision.bf16
         self.training.expect(bf16, "precision", f"bf16 with model.dtype={self.model.dtype}")
         self.model.expect(
@@ -151,6 +155,8 @@ class RunConfig(Checked):
             "float32 with distributed=fsdp",
             "distributed.param_dtype=bfloat16 computes in bfloat16 from float32 shards.",
         )
+        if isinstance(self.adapter, LoraConfig):
+            return
         rule_optimizers = [
             str(rule["optimizer"]) for rule in self.param_groups.rules if "optimizer" in rule
         ]
@@ -160,7 +166,7 @@ class RunConfig(Checked):
         if not hasattr(self.optimizer, "master_weights"):
             advice = f"optimizer=lamb {advice}"
         self.model.expect(
-            keeps_copy or isinstance(self.adapter, LoraConfig),
+            keeps_copy,
             "dtype",
             f"float32 with optimizer={name}, which keeps no float32 copy of what it steps: a step"
             " below 1/256 of a weight would be lost",
@@ -169,62 +175,65 @@ class RunConfig(Checked):
         )
 
     def _expect_reader_of_streams(self, key: str) -> None:
-        """Refuse streamed data for tasks without support."""
-        tasks = registry.schemas("task").items()
-        stream_tasks = sorted(name for name, schema in tasks if schema.READS_STREAMS)
+        """Refuse streamed data for tasks without support.
+
+        Args:
+            key: The key that turns streaming on, such as `data.streaming`.
+        """
+        stream_tasks = [
+            name for name, schema in registry.schemas("task").items() if schema.READS_STREAMS
+        ]
         expect(
             self.task.READS_STREAMS,
             key,
             True,
             f"false with task={self.task.name}",
-            f"Tasks that read streams: {', '.join(stream_tasks)}.",
+            f"Tasks that read streams: {', '.join(sorted(stream_tasks))}.",
         )
         self.task.expect(
             self.task.joins_documents or not getattr(self.task, "packing", False),
             "packing",
             f"false with {key}=true and task={self.task.name}",
-            "Which rows fit into a block is known of all of them alone.",
+            "Packing chats into blocks needs the lengths of all rows.",
         )
         self.task.expect(
             not self.task.of_sets,
             "problem_type",
             f"another with {key}=true",
-            "Of a stream one label a row is read beforehand, and no sets.",
+            "optrun reads one label for each row of a stream, no sets of labels.",
         )
 
     def _expect_reader_of_tokens(self) -> None:
-        """Refuse token ids for tasks on texts, or without a tokenizer."""
+        """Refuse data of token ids for tasks on texts, without packing, or without a tokenizer."""
         data = f"data={self.data.name}"
         expect(
             self.task.READS_TOKENS,
             "task",
             self.task.name,
             "causal_lm",
-            f"{data} has token ids, and no texts.",
+            f"{data} has token ids, not texts.",
         )
         packing = getattr(self.task, "packing", True)
-        self.task.expect(
-            packing, "packing", "true", f"{data} is one stream, which is cut into blocks."
-        )
+        self.task.expect(packing, "packing", "true", f"{data} is one stream, cut into blocks.")
         self.model.expect(
             self.model.tokenizer is not None or isinstance(self.model, PretrainedConfig),
             "tokenizer",
             "the hub name or the folder of the tokenizer that the ids were made with",
-            f"There are no texts in {data} that one could be trained on.",
+            f"{data} has no texts on which one could be trained.",
         )
 
     def default_lr_note(self) -> str | None:
         """Explain the default lr of a pretrained model or an adapter.
 
-        None where it was given, or all is new.
+        None if lr was set to another value, or if the model is new and has no adapter.
         """
-        weights = "pretrained weights"
         group = "model"
-        usual_lr = "1e-6"
+        weights = "pretrained weights"
+        preference_lr = "1e-6"
         if isinstance(self.adapter, LoraConfig):
-            weights = "the factors"
             group = "adapter"
-            usual_lr = "1e-5"
+            weights = "the factors"
+            preference_lr = "1e-5"
         factor = getattr(getattr(self, group), "default_lr_factor", None)
         if factor is None or not math.isclose(self.lr, self.optimizer.default_lr * factor):
             return None
@@ -234,16 +243,13 @@ class RunConfig(Checked):
             f" {weights}; lr=VALUE sets another"
         )
         if isinstance(self.task, PreferenceConfig):
-            note = f"warning: {note}. task=preference usually takes far less: lr={usual_lr}"
+            note = f"warning: {note}. task=preference usually takes far less: lr={preference_lr}"
         if self.scheduler.num_warmup_steps is None and self.scheduler.warmup_ratio is None:
             note += ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
         return note
 
     def schedule_note(self) -> str | None:
-        """Warn of a schedule over a schedule-free optimizer.
-
-        None where the lr stays at its peak.
-        """
+        """Warn if a schedule changes the lr of a schedule-free optimizer; None if not."""
         if not self.optimizer.SCHEDULE_FREE or isinstance(self.scheduler, ConstantConfig):
             return None
         return (
@@ -254,12 +260,12 @@ class RunConfig(Checked):
 
 
 def refuse_ended_fork(where: str, step: int, total: int, key: str) -> None:
-    """Refuse a branch whose checkpoint is at or behind its last step.
+    """Refuse a branch from a checkpoint at or after the last step of the branch.
 
     Args:
-        where: The checkpoint that it branches from, for the message.
-        step: Optimizer step of that checkpoint.
-        total: Steps of the whole run, those before the branch included.
+        where: The checkpoint, for the message.
+        step: Optimizer step of the checkpoint.
+        total: Optimizer steps of the branch, with those before the checkpoint.
         key: The key that sets `total`, with its value, for the message.
 
     Raises:

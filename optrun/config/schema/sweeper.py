@@ -8,9 +8,6 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.ranges import Count, Seconds, at_least
 
-"""How a message names a storage that is not the sweep's own; its URL may hold a password."""
-
-
 Sampler = StrEnum("Sampler", ["auto", "tpe", "random", "qmc"])
 """Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it
 has a start."""
@@ -71,31 +68,28 @@ class SweeperConfig(Checked):
         self._check_devices()
 
     def _check_devices(self) -> None:
-        if self.devices is None:
+        """Refuse anything but null, `auto` or a list of distinct devices."""
+        devices = self.devices
+        if devices is None:
             return
-        key, value = "hydra.sweeper.devices", self.devices
+        key = "hydra.sweeper.devices"
         expected = "auto, or a list of indices and names such as [0,1] or [GPU-UUID,MIG-UUID]"
-        expect(
-            value == "auto" or (isinstance(value, list) and len(value) > 0), key, value, expected
-        )
-        for device in value if isinstance(value, list) else ():
-            index = isinstance(device, int) and not isinstance(device, bool) and device >= 0
-            expect(
-                index or (isinstance(device, str) and device.startswith(("GPU-", "MIG-"))),
-                key,
-                value,
-                expected,
-            )
-            expect(
-                value.count(device) == 1,
-                key,
-                value,
-                f"each device once; {device} stands there twice",
-            )
+        if devices != "auto":
+            expect(isinstance(devices, list) and len(devices) > 0, key, devices, expected)
+            for device in devices:
+                is_index = type(device) is int and device >= 0
+                is_name = isinstance(device, str) and device.startswith(("GPU-", "MIG-"))
+                expect(is_index or is_name, key, devices, expected)
+                expect(
+                    devices.count(device) == 1,
+                    key,
+                    devices,
+                    f"each device once; {device} stands there twice",
+                )
         if self.max_batch_size is not None:
             raise ConfigError(
                 f"hydra.sweeper.max_batch_size={self.max_batch_size}: has no effect with"
-                f" {key}={value}, where each device is given one job at a time. Leave one of them"
+                f" {key}={devices}, where each device is given one job at a time. Leave one of them"
                 " out."
             )
 
@@ -138,6 +132,7 @@ class OptunaConfig(SweeperConfig):
         self._check_pruner()
 
     def _check_pruner(self) -> None:
+        """Refuse a pruner without a first rung, and a first rung without a pruner."""
         key = "hydra.sweeper.min_resource"
         pruner = f"hydra.sweeper.pruner={self.pruner.value}"
         if self.prunes and self.min_resource is None:

@@ -18,8 +18,8 @@ from optrun.config.schema.ranges import (
 )
 
 MOST_PER_DEVICE = 16
-"""Examples of a micro-batch at most where nobody says how many; `conf/training/default.yaml` has
-the same number."""
+"""Default of `per_device_train_batch_size`, as in `conf/training/default.yaml`; its upper bound if
+it follows from the global batch."""
 
 
 Precision = StrEnum("Precision", ["fp32", "bf16", "fp16"])
@@ -45,8 +45,8 @@ class TrainingConfig(Checked):
     per_device_train_batch_size: Count | None
     """Examples of a micro-batch.
 
-    With `global_batch_size` a value that nobody gave is an upper bound, and null until
-    the ranks are known."""
+    If only `global_batch_size` is given, it follows from that and the ranks, and is null until they
+    are known."""
     per_device_eval_batch_size: Count
     gradient_accumulation_steps: Count
     """Micro-batches of an optimizer step, weighted by their tokens or examples: k micro-batches
@@ -68,9 +68,9 @@ class TrainingConfig(Checked):
     dataloader_num_workers: Annotated[
         int, whole_number("a whole number from 0 to 1,024", lambda x: 0 <= x <= 1024)
     ]
-    """Processes; more were not meant, and would take the memory of the machine."""
+    """Worker processes; more than 1,024 would take the memory of the machine."""
     dataloader_timeout: NotNegative
-    """Seconds to wait for a worker's batch before the run ends with an error; 0: without end."""
+    """Seconds to wait for a worker's batch before the run ends with an error; 0: no limit."""
     global_batch_size: Count | None
     """Examples of an optimizer step, over all ranks; null: per device times accumulation times
     ranks."""
@@ -105,9 +105,10 @@ class TrainingConfig(Checked):
     def __post_init__(self) -> None:
         """Refuse impossible global batches, and a threshold without early stopping."""
         super().__post_init__()
+        # Examples of an optimizer step that each rank has at least.
         least = (self.per_device_train_batch_size or 1) * self.gradient_accumulation_steps
         if self.global_batch_size is not None and self.global_batch_size % least:
-            self.step_over(1)  # which refuses it, whatever the number of ranks
+            raise self._impossible_global_batch(1, MOST_PER_DEVICE)  # with any number of ranks
         threshold = self.early_stopping_threshold
         if threshold and self.early_stopping_patience is None:
             raise ConfigError(
@@ -116,34 +117,49 @@ class TrainingConfig(Checked):
             )
 
     def step_over(self, ranks: int, most: int = MOST_PER_DEVICE) -> tuple[int, int]:
-        """Return the size and the number of the micro-batches of a step over all ranks.
+        """Return the size of a micro-batch, and the micro-batches of a step over all ranks.
+
+        With a global batch and no given size, it is the largest size up to `most` that divides the
+        examples of a rank; accumulation follows, unless it was given as more than 1.
 
         Args:
-            ranks: How many there are.
-            most: Examples of a micro-batch at most, where `per_device_train_batch_size` is null.
+            ranks: The number of ranks.
+            most: Largest micro-batch if `per_device_train_batch_size` is null.
 
         Raises:
-            ConfigError: `training.global_batch_size` cannot be made by so many ranks.
+            ConfigError: No size and accumulation make `training.global_batch_size` on these ranks.
         """
-        micro, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
+        given_size = self.per_device_train_batch_size
+        accumulation = self.gradient_accumulation_steps
         global_batch = self.global_batch_size
         if global_batch is None:
-            return micro or most, accumulation * ranks
-        sizes = range(most, 0, -1) if micro is None else [micro]
-        for size in sizes if global_batch % ranks == 0 else ():
-            micro_batches, remainder = divmod(global_batch // ranks, size)
-            if not remainder and accumulation in (1, micro_batches):
+            return given_size or most, accumulation * ranks
+        examples_of_rank, remainder = divmod(global_batch, ranks)
+        if remainder:
+            raise self._impossible_global_batch(ranks, most)
+        sizes = range(most, 0, -1) if given_size is None else [given_size]
+        for size in sizes:
+            micro_batches, remainder = divmod(examples_of_rank, size)
+            if remainder == 0 and accumulation in (1, micro_batches):
                 return size, micro_batches * ranks
-        factors = [] if micro is None else [f"training.per_device_train_batch_size={micro}"]
-        factors += [f"{ranks} ranks"] if ranks > 1 else []
-        factors += (
-            [f"training.gradient_accumulation_steps={accumulation}"] if accumulation > 1 else []
-        )
+        raise self._impossible_global_batch(ranks, most)
+
+    def _impossible_global_batch(self, ranks: int, most: int) -> ConfigError:
+        """Build the error for a global batch that the ranks cannot make; see `step_over`."""
+        size = self.per_device_train_batch_size
+        accumulation = self.gradient_accumulation_steps
+        factors = []
+        if size is not None:
+            factors.append(f"training.per_device_train_batch_size={size}")
+        if ranks > 1:
+            factors.append(f"{ranks} ranks")
+        if accumulation > 1:
+            factors.append(f"training.gradient_accumulation_steps={accumulation}")
         bound = ""
-        if micro is None and accumulation > 1:
+        if size is None and accumulation > 1:
             bound = f", with micro-batches of at most {most} examples"
-        raise ConfigError(
-            f"training.global_batch_size={global_batch}: expected a multiple of"
+        return ConfigError(
+            f"training.global_batch_size={self.global_batch_size}: expected a multiple of"
             f" {' times '.join(factors)}{bound}. Accumulation follows from it: leave"
             " training.gradient_accumulation_steps at 1."
         )

@@ -236,7 +236,10 @@ def test_rules_override_in_order() -> None:
             [{"pattern": "bert", "lr_scal": 2}],
             r"rules\[0\].lr_scal: no such override. Did you mean lr_scale",
         ),
-        ([{"patern": "bert", "lr_scale": 2}], r"rules\[0\]: has no `pattern`. `patern` may be it"),
+        (
+            [{"patern": "bert", "lr_scale": 2}],
+            r"rules\[0\]: has no `pattern`. Write `pattern` in place of `patern`",
+        ),
         ([{"pattern": "bert"}], "at least one override"),
         ([{"pattern": "bert", "schedule": "constant"}], "one schedule drives all groups"),
         ([{"pattern": "(", "lr": 1}], "not a regular expression"),
