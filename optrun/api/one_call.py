@@ -1,7 +1,5 @@
 """One call at a time in a process with other work."""
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """YAML from untrusted files, read within bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

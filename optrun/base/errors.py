@@ -4,8 +4,6 @@ The command line turns every `OptrunError` into its message on stderr and its `e
 everything else is a defect and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Format numbers, sizes, times and names for people, in few characters."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

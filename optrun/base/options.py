@@ -1,7 +1,5 @@
 """Type names for the dictionaries of torch's optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

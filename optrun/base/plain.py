@@ -1,7 +1,5 @@
 """Types of JSON and YAML mappings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ It opens regular files up to a size. The message of a refusal has the file, what
 expected, and what to do.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Write words and commands for a shell, quoted so that a person can read them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable

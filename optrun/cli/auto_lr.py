@@ -49,14 +49,17 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     _, cfg = compose_line(hydra, remaining)
     values = saved.plain(store.without_hydra(cfg))
     try:
-        number, sentence = find_lr_for_run(sweep, values, _base_of(values))
+        number, sentence = find_lr_for_run(sweep, values, _values_at_base(values))
     except ConfigError as error:
         raise ConfigError(f"lr=auto lr_from={sweep}: {error}") from error
     return replace(command_line, overrides=[*remaining.overrides, f"lr={rate(number)}"]), sentence
 
 
-def _base_of(values: PlainMapping) -> PlainDict | None:
-    """Return the configuration of the base of muP, in the standard parametrization; else None."""
+def _values_at_base(values: PlainMapping) -> PlainDict | None:
+    """Return the configuration of the base model of muP, with the standard parametrization.
+
+    None for a run without muP, or whose model takes no `model.config`.
+    """
     parametrization = values["parametrization"]
     model = values["model"]
     if parametrization["name"] != "mup" or "config" not in model:
@@ -68,14 +71,12 @@ def _base_of(values: PlainMapping) -> PlainDict | None:
 def compose_new(
     hydra: Hydra, command_line: CommandLine, console: Console
 ) -> tuple[list[str], DictConfig]:
-    """Compose a new run.
-
-    A branch is composed on its trunk; `lr=auto` becomes a number.
+    """Compose a new run: add the overrides of its trunk, and replace `lr=auto` by a number.
 
     Args:
         hydra: Composes configurations.
         command_line: The command line, not checked yet.
-        console: Where the origin of `lr=auto` is printed.
+        console: Where the origin of the lr is printed, for `lr=auto`.
 
     Returns:
         The checked overrides, and the composed configuration with Hydra's node.
@@ -85,9 +86,9 @@ def compose_new(
         CheckpointError: The trunk is damaged or gone.
     """
     with_trunk = add_trunk_config(hydra, command_line)
-    resolved, learnt = resolve(hydra, with_trunk)
+    resolved, origin_of_lr = resolve(hydra, with_trunk)
     checked, cfg = compose_line(hydra, resolved)
-    if learnt is not None:
-        console.print(f"lr=auto: {learnt}", markup=False, highlight=False, soft_wrap=True)
-        cfg.lr_from = learnt
+    if origin_of_lr is not None:
+        console.print(f"lr=auto: {origin_of_lr}", markup=False, highlight=False, soft_wrap=True)
+        cfg.lr_from = origin_of_lr
     return checked, cfg

@@ -1,4 +1,4 @@
-"""Replace overrides for a proof, show its progress, publish its certificate."""
+"""What all proofs of `optrun certify` share: forced overrides, progress, the certificate's file."""
 
 import argparse
 import json
@@ -20,19 +20,20 @@ from optrun.config.tokens import key_of
 
 
 @dataclass
-class Desk:
-    """Options and output that all `certify` claims share."""
+class ProofConsole:
+    """The options and the console of one `certify` command."""
 
     claim: str
+    """`resume`, `optimizer` or `transfer`."""
     options: argparse.Namespace
-    """Of the verb."""
+    """The options of the verb."""
 
     def __post_init__(self) -> None:
         """Print to stderr if stdout is for JSON."""
         self.console = Console(stderr=self.options.json, highlight=False)
 
     def read_whole_number(self, name: str, default: int, least: int) -> int:
-        """Read a whole number from an option.
+        """Read a whole number of at least `least` from the option `--NAME`.
 
         Raises:
             ConfigError: The value is no whole number, or too small.
@@ -50,15 +51,14 @@ class Desk:
 
     @contextmanager
     def watched(self) -> Iterator[Callable[[str], None]]:
-        """Show the progress of the proof.
-
-        Yields a function to update it.
-        """
+        """Show a status line during the proof; yields the function that sets its text."""
         with self.console.status(f"certify {self.claim}") as status:
             yield lambda text: status.update(f"certify {self.claim} · {text}")
 
     def publish(self, facts: Mapping[str, object], *, always: bool) -> Path | None:
-        """Print the certificate if `--json` is given, and write it to a file if wanted.
+        """Print the certificate if `--json` is given, and write it to the file of `--out`.
+
+        An existing file is not overwritten: FileExistsError.
 
         Args:
             facts: The certificate.
@@ -86,10 +86,18 @@ class Desk:
 def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Replace typed overrides by those that the proof needs.
 
-    Returns the overrides, and a note for each replaced override.
+    Args:
+        overrides: The overrides of the command line.
+        forced: Key, or group, -> the value that the proof needs; a group replaces all of its keys.
+
+    Returns:
+        The overrides with all forced ones, and a note for each override that was replaced.
+
+    Raises:
+        ConfigError: An override names a run to branch from or to resume, or is for Hydra.
     """
     unchanged = []
-    replaced = []
+    notes = []
     for token in overrides:
         key = key_of(token)
         forced_key = key if key in forced else key.partition(".")[0]
@@ -97,19 +105,18 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
             raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):
             raise ConfigError(
-                f"{token}: certify chooses where it runs and resumes by itself; leave it out."
+                f"{token}: certify chooses itself where it runs and what it resumes; leave it out."
             )
         if key.startswith("tracking."):
-            replaced.append(f"{token}: nothing is tracked here")
+            notes.append(f"{token}: nothing is tracked here")
         elif key == "training.num_train_epochs":
-            replaced.append(
+            notes.append(
                 f"{token}: certify takes training.max_steps={forced['training.max_steps']}"
                 " (--steps)"
             )
-        elif forced_key in forced:
-            if key != forced_key or token.partition("=")[2] != forced[forced_key]:
-                option = " (--steps)" if key == "training.max_steps" else ""
-                replaced.append(f"{token}: certify takes {forced_key}={forced[forced_key]}{option}")
-        else:
+        elif forced_key not in forced:
             unchanged.append(token)
-    return [*unchanged, *(f"{key}={value}" for key, value in forced.items())], replaced
+        elif token != f"{forced_key}={forced[forced_key]}":
+            option = " (--steps)" if key == "training.max_steps" else ""
+            notes.append(f"{token}: certify takes {forced_key}={forced[forced_key]}{option}")
+    return [*unchanged, *(f"{key}={value}" for key, value in forced.items())], notes

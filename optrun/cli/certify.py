@@ -80,9 +80,9 @@ def run(arguments: VerbArguments) -> int:
     refuse_url("--out", options.out)
     if options.out is not None:
         refuse_existing(f"--out {options.out}", options.out)
-    from optrun.cli.certificate import Desk
+    from optrun.cli.certificate import ProofConsole
 
     code: int = importlib.import_module(f"optrun.cli.certify_{claim}").run(
-        arguments, Desk(claim, options)
+        arguments, ProofConsole(claim, options)
     )
     return code

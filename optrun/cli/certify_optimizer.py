@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError
-from optrun.cli.certificate import Desk
+from optrun.cli.certificate import ProofConsole
 from optrun.cli.parser import VerbArguments
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ DEFAULT_CHOICE = "adamw"
 """The optimizer of the embedded default."""
 
 
-def run(arguments: VerbArguments, desk: Desk) -> int:
+def run(arguments: VerbArguments, output: ProofConsole) -> int:
     """Compare the configured optimizer with another, and print the result.
 
     Returns:
@@ -25,8 +25,8 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     Raises:
         ConfigError: No known dialect is given, or the configuration is invalid.
     """
-    steps = desk.read_whole_number("steps", 20, 1)
-    seed = desk.read_whole_number("seed", 0, 0)
+    steps = output.read_whole_number("steps", 20, 1)
+    seed = output.read_whole_number("seed", 0, 0)
     dialect = arguments.key_values.get("dialect")
     from optrun.config.dialects import DIALECTS
 
@@ -52,8 +52,8 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     )
     choice = choice_of(config.optimizer)
     for note in notes:
-        desk.say(note)
-    with desk.watched() as watch:
+        output.say(note)
+    with output.watched() as watch:
         verdict = certify(
             config.optimizer,
             groups,
@@ -65,9 +65,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
             seed=seed,
             watch=watch,
         )
-    desk.publish(verdict.to_dict(), always=False)
+    output.publish(verdict.to_dict(), always=False)
     for line in describe(verdict):
-        desk.say(line)
+        output.say(line)
     if verdict.equal:
         return EXIT_DONE
     return EXIT_FAILED

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
 from optrun.base.formatting import plural
-from optrun.cli.certificate import Desk, with_forced
+from optrun.cli.certificate import ProofConsole, with_forced
 from optrun.cli.messages import guarded
 from optrun.cli.parser import VerbArguments
 from optrun.config.registry import plugins
@@ -31,31 +31,31 @@ _FORCED = {
 }
 
 
-def run(arguments: VerbArguments, desk: Desk) -> int:
+def run(arguments: VerbArguments, output: ProofConsole) -> int:
     """Prove the named claim, and print the certificate.
 
     Returns:
         0 if every resumed run equals the uninterrupted one, else 1.
     """
-    steps = desk.read_whole_number("steps", 12, 2)
-    kills = desk.read_whole_number("kills", 8, 1)
-    seed = desk.read_whole_number("seed", 0, 0)
+    steps = output.read_whole_number("steps", 12, 2)
+    kills = output.read_whole_number("kills", 8, 1)
+    seed = output.read_whole_number("seed", 0, 0)
     command, replaced, config = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
     from optrun.cli import train
 
     for note in replaced:
-        desk.say(note)
+        output.say(note)
     hidden = _hidden_attributes(config)
     for name in hidden:
-        desk.say(
+        output.say(
             f"warning: {name} changes in step() and is in no state dict: a resume begins it anew",
             "yellow",
         )
     folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
-    with desk.watched() as watch:
-        paper = certify(
+    with output.watched() as watch:
+        certificate = certify(
             functools.partial(guarded, train.run),
             command,
             steps=steps,
@@ -64,14 +64,14 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
             folder=folder,
             watch=watch,
         )
-    paper.argv[:0] = plugins.options(plugins.LOADED.values())
-    out = desk.publish(paper.to_dict(), always=not desk.options.json)
-    if not desk.options.json:
-        _show(desk, paper, hidden)
+    certificate.argv[:0] = plugins.options(plugins.LOADED.values())
+    out = output.publish(certificate.to_dict(), always=not output.options.json)
+    if not output.options.json:
+        _show(output, certificate, hidden)
     if out is not None:
-        desk.say(f"written to {out}")
-    if paper.difference is not None:
-        desk.say(f"the runs are kept in {folder}")
+        output.say(f"written to {out}")
+    if certificate.difference is not None:
+        output.say(f"the runs are kept in {folder}")
         return EXIT_FAILED
     shutil.rmtree(folder)
     return EXIT_DONE
@@ -121,49 +121,51 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], R
     return [*options, *tokens], replaced, request.config
 
 
-def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
+def _show(output: ProofConsole, certificate: Certificate, hidden: list[str]) -> None:
     """Print the certificate: a table of what was compared, the kills, and the verdict.
 
     Args:
-        desk: Where it is printed.
-        paper: The certificate.
+        output: Where it is printed.
+        certificate: The certificate.
         hidden: Attributes of the optimizer that no state dict holds; a yellow line names them.
     """
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
-        title=Text(printable(" ".join(paper.argv)), style="dim"),
+        title=Text(printable(" ".join(certificate.argv)), style="dim"),
         title_justify="left",
         caption_justify="left",
     )
     for name in ("compared", "values", "digest of the undisturbed run", "after kill and resume"):
         table.add_column(name, justify="right" if name == "values" else "left")
-    for section in paper.sections:
+    for section in certificate.sections:
         if section.difference is None:
             verdict = Text("equal", style="green")
         else:
             verdict = Text("differs", style="red")
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
-    desk.console.print(table)
-    fell = ", ".join(
-        f"{count} {where} ({victim})" for (victim, where), count in paper.victims.most_common()
+    output.console.print(table)
+    kills = [
+        f"{count} {where} ({victim})"
+        for (victim, where), count in certificate.victims.most_common()
+    ]
+    output.say(
+        f"{plural(len(certificate.kills), 'kill')} in {plural(certificate.runs, 'run')} of"
+        f" {certificate.steps} steps, {plural(certificate.starts, 'start')},"
+        f" {certificate.seconds:.0f} s: {', '.join(kills) or 'none'}"
     )
-    desk.say(
-        f"{plural(len(paper.kills), 'kill')} in {plural(paper.runs, 'run')} of {paper.steps} steps,"
-        f" {plural(paper.starts, 'start')}, {paper.seconds:.0f} s: {fell or 'none'}"
-    )
-    if paper.difference is None:
-        desk.say(
-            f"certified over {paper.steps} steps: resumed runs equal the undisturbed run to the"
-            " last bit",
+    if certificate.difference is None:
+        output.say(
+            f"certified over {certificate.steps} steps: resumed runs equal the undisturbed run to"
+            " the last bit",
             "bold green",
         )
         if hidden:
-            desk.say(
-                f"What {', '.join(hidden)} does after step {paper.steps} was not shown;"
+            output.say(
+                f"What {', '.join(hidden)} does after step {certificate.steps} was not shown;"
                 " give --steps N",
                 "yellow",
             )
     else:
-        desk.say(f"not certified: {paper.difference}", "bold red")
+        output.say(f"not certified: {certificate.difference}", "bold red")

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
-from optrun.cli.certificate import Desk, with_forced
+from optrun.cli.certificate import ProofConsole, with_forced
 from optrun.cli.parser import VerbArguments
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FORCED = {
 machine."""
 
 
-def run(arguments: VerbArguments, desk: Desk) -> int:
+def run(arguments: VerbArguments, output: ProofConsole) -> int:
     """Check how updates scale with the width, and print the table.
 
     Returns:
@@ -43,7 +43,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
     key_values = arguments.key_values
     command_line = arguments.command_line()
-    steps = desk.read_whole_number("steps", 4, 1)
+    steps = output.read_whole_number("steps", 4, 1)
     widths = _sizes("widths", key_values.get("widths", "1,2,4,8"))
     depths = _sizes("depths", key_values["depths"]) if "depths" in key_values else None
     seeds = read_seeds(key_values.get("seeds", "0-1"))
@@ -56,14 +56,14 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     from optrun.optimizer.coordinates import WRONG_FACTOR
 
     for note in replaced:
-        desk.say(note)
+        output.say(note)
     began = time.monotonic()
-    with desk.watched() as watch:
+    with output.watched() as watch:
         checks = certify(
             request, widths=widths, depths=depths, seeds=seeds, steps=steps, watch=watch
         )
     for check in checks:
-        _show(desk.console, check)
+        _show(output.console, check)
     lines = [line for check in checks for line in check.failures]
     failures = [line.describe_failure() for line in lines]
     facts = {
@@ -74,23 +74,23 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         "failures": failures,
         "checks": [check.to_dict() for check in checks],
     }
-    path = desk.publish(facts, always=True)
+    path = output.publish(facts, always=True)
     assert path is not None
     config = request.config
     models = sum(len(check.sizes) for check in checks) * len(seeds)
-    desk.say(
+    output.say(
         f"parametrization={config.parametrization.name} optimizer={config.optimizer.name}"
         f" lr={config.lr:g}: {models} models of {steps} steps, {time.monotonic() - began:.0f} s"
     )
-    desk.say(f"written to {path}")
+    output.say(f"written to {path}")
     if not failures:
-        desk.say("certified: nothing grows or dies with the size", "bold green")
+        output.say("certified: nothing grows or dies with the size", "bold green")
         return EXIT_DONE
-    desk.say(f"not certified: {failures[0]}", "bold red")
+    output.say(f"not certified: {failures[0]}", "bold red")
     if len(failures) > 1:
-        desk.say(f"and {len(failures) - 1} more, in red above")
+        output.say(f"and {len(failures) - 1} more, in red above")
     if all(line.deviation < WRONG_FACTOR for line in lines):
-        desk.say(
+        output.say(
             "A wrong factor moves a power by a half or more, noise of narrow models by less. Check"
             " a base four times as wide, with seeds=0-3: noise shrinks there, a wrong factor stays."
         )
@@ -98,17 +98,19 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
 
 def _sizes(key: str, text: str) -> list[int]:
-    """Read three or more rising whole numbers, such as 1,2,4,8."""
-    numbers = [
-        int(piece)
-        for piece in text.split(",")
-        if re.fullmatch(r"[1-9]\d{0,5}", piece.strip(), re.ASCII)
-    ]
-    if len(numbers) < 3 or len(numbers) != text.count(",") + 1 or numbers != sorted(set(numbers)):
+    """Read three or more rising whole numbers, such as 1,2,4,8.
+
+    Raises:
+        ConfigError: The text is anything else.
+    """
+    pieces = [piece.strip() for piece in text.split(",")]
+    are_numbers = all(re.fullmatch(r"[1-9]\d{0,5}", piece, re.ASCII) for piece in pieces)
+    sizes = [int(piece) for piece in pieces] if are_numbers else []
+    if len(sizes) < 3 or sizes != sorted(set(sizes)):
         raise ConfigError(
             f"{key}={text}: expected three or more rising whole numbers, as in {key}=1,2,4,8."
         )
-    return numbers
+    return sizes
 
 
 def _show(console: Console, check: CoordinateCheck) -> None:

@@ -10,11 +10,11 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.registry import plugins
 
 _SAFE = re.compile(r"[\w./=+,@%~:-]+")
-"""What is offered: bash expands candidates, so that the name of a file could be a command."""
+"""Words without characters that bash would expand: the name of a file could be a command."""
 
 
 def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
-    """Complete the last word of a line.
+    """Complete the last word of a line: verbs for the first word, and what Hydra offers.
 
     Empty if the line has an error, whose message would break the prompt.
 
@@ -23,20 +23,24 @@ def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
         config_name: The recipe to compose.
         line: The command so far, with the program's name; a blank at the end begins a new word.
     """
-    tokens = line.split()[1:]
-    last = "" if line[-1:].isspace() or not tokens else tokens[-1]
-    verbs = VERBS if tokens in ([], [last]) else ()
-    if tokens and tokens[0] in VERBS and tokens != [last]:
-        overrides = [word for word in tokens[1:] if "=" in word]
-        tokens = overrides if overrides[-1:] == [last] or not last else [*overrides, last]
+    words = line.split()[1:]
+    unfinished = "" if line[-1:].isspace() or not words else words[-1]
+    is_first_word = words in ([], [unfinished])
+    if words and words[0] in VERBS and not is_first_word:
+        # Hydra completes keys; it knows neither the verb nor its paths.
+        finished = words[1:-1] if unfinished else words[1:]
+        words = [word for word in finished if "=" in word]
+        if unfinished:
+            words.append(unfinished)
     answer = io.StringIO()
     with (
         contextlib.suppress(Exception, SystemExit),
         contextlib.redirect_stdout(answer),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        tokens = plugins.take(tokens)
-        os.environ["COMP_LINE"] = " ".join(["optrun", *tokens, *([] if last else [""])])
+        words = plugins.take(words)
+        # Hydra reads the line from there; a blank at its end begins a new word.
+        os.environ["COMP_LINE"] = " ".join(["optrun", *words, *([] if unfinished else [""])])
         hydra.shell_completion(config_name=config_name, overrides=["query=bash"])
-    offered = {*answer.getvalue().split(), *verbs}
-    return sorted(word for word in offered if word.startswith(last) and _SAFE.fullmatch(word))
+    offered = {*answer.getvalue().split(), *(VERBS if is_first_word else ())}
+    return sorted(word for word in offered if word.startswith(unfinished) and _SAFE.fullmatch(word))

@@ -25,7 +25,7 @@ with the adapter added.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Export a checkpoint.
+    """Export a checkpoint, and publish it if `push_to_hub` is given.
 
     Returns:
         0.
@@ -33,13 +33,13 @@ def run(arguments: VerbArguments) -> int:
     source, target = arguments.positional
     merged = arguments.flag("merge")
     private = arguments.flag("private")
+    hub_name = arguments.key_values.get("push_to_hub")
     destination = Path(target).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
             f"{destination}: already exists, and nothing is overwritten. Choose a new folder."
         )
-    name_there = arguments.key_values.get("push_to_hub")
-    if private is not None and name_there is None:
+    if private is not None and hub_name is None:
         raise ConfigError(
             "optrun export private: nothing is published without push_to_hub=NAME. Give both."
         )
@@ -49,24 +49,27 @@ def run(arguments: VerbArguments) -> int:
     from optrun.runner.export import export
     from optrun.runner.push import expect_hub, push
 
-    if name_there is not None:
-        expect_hub(name_there)
+    if hub_name is not None:
+        expect_hub(hub_name)
     saved = locate(source)
     checkpoint = saved.whole_checkpoint()
 
     def say(line: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
-    name = export(saved.run, checkpoint, destination, merged=bool(merged), note=say)
+    class_name = export(saved.run, checkpoint, destination, merged=bool(merged), note=say)
     say(f"{checkpoint} -> {destination}")
-    if (destination / "adapter_config.json").is_file():
-        how = (
-            f"peft.PeftModel.from_pretrained(BASE, {str(destination)!r}), where BASE is a {name}; "
-            f"{destination / 'README.md'} has the lines"
-        )
-    else:
-        how = f"transformers.{name}.from_pretrained({str(destination)!r})"
-    say(f"load it with {how}")
-    if name_there is not None:
-        say(f"published as {name_there}: {push(destination, name_there, private=private)}")
+    say(f"load it with {_loading_code(class_name, destination)}")
+    if hub_name is not None:
+        say(f"published as {hub_name}: {push(destination, hub_name, private=private)}")
     return EXIT_DONE
+
+
+def _loading_code(class_name: str, folder: Path) -> str:
+    """Write the Python expression that loads an exported model."""
+    if not (folder / "adapter_config.json").is_file():
+        return f"transformers.{class_name}.from_pretrained({str(folder)!r})"
+    return (
+        f"peft.PeftModel.from_pretrained(BASE, {str(folder)!r}), where BASE is a {class_name};"
+        f" {folder / 'README.md'} has the lines"
+    )

@@ -1,4 +1,4 @@
-"""The options of `optrun` without a verb: Hydra's own, each taken once and none ignored."""
+"""The options of `optrun` without a verb: those of Hydra, each accepted once and none ignored."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _no_such_option(parser: argparse.ArgumentParser, argv: list[str], option: str) -> ConfigError:
-    """Build the error for an unknown option: its name here, the nearest one, or the list."""
+    """Build the error for an unknown option: how to write it as a key, or the nearest option."""
     hint = keys.translate_option(option, value=keys.word_after(option, argv))
     if not hint:
         names = [name for action in parser._actions for name in action.option_strings]
@@ -100,41 +100,44 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
             )
 
 
-def _refuse_bare(token: str, after: str) -> None:
-    """Refuse a bare word, such as a misspelt verb.
+def _refuse_bare(word: str, next_word: str) -> None:
+    """Refuse a word that is no override, such as a misspelt verb.
 
-    `after` is the next word.
+    Args:
+        word: A word of the command line; an override passes.
+        next_word: The word after it; empty at the end.
+
+    Raises:
+        ConfigError: The message suggests what to type.
     """
-    if "=" in token or token.startswith("~"):
+    if "=" in word or word.startswith("~"):
         return
-    if token in VERBS:
-        raise ConfigError(f"{token!r}: a command comes first: optrun {token} ...")
-    for word in (token, after):
-        if "=" not in word and word.endswith((".yaml", ".yml")):
+    if word in VERBS:
+        raise ConfigError(f"{word!r}: a command comes first: optrun {word} ...")
+    for file in (word, next_word):
+        if "=" not in file and file.endswith((".yaml", ".yml")):
             raise ConfigError(
-                f"{token!r}: expected key=value. Did you mean optrun -cn {shell.quote(word)}?"
+                f"{word!r}: expected key=value. Did you mean optrun -cn {shell.quote(file)}?"
             )
-    if token[0] in "\u2012\u2013\u2014\u2212":
+    if word[0] in "\u2012\u2013\u2014\u2212":
         raise ConfigError(
-            f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type -"
-            " or --."
+            f"{word!r}: it begins with {word[0]!r}, which is no dash of the keyboard. Type - or --."
         )
-    if (
-        after
-        and "=" not in after
-        and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from"))
-    ):
-        raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
-    words = foreign_names.table()["first_words"]
-    if token in words:
-        raise ConfigError(f"{token!r}: {words[token]}")
-    if os.path.exists(token):  # noqa: PTH110 - Path raises where a word is too long for a name
-        meant = "resume=" if RunDir(Path(token)).is_run() else "start "
-        meant += shell.quote(token)
-        raise ConfigError(f"{token!r}: expected key=value. Did you mean optrun {meant}?")
-    close = nearest(token, VERBS)
+    is_key = word in GROUPS or word in ("lr", "seed", "resume", "run_name", "branch_from")
+    if is_key and next_word and "=" not in next_word:
+        raise ConfigError(f"{word!r}: expected key=value. Did you mean {word}={next_word}?")
+    advice = foreign_names.table()["first_words"]
+    if word in advice:
+        raise ConfigError(f"{word!r}: {advice[word]}")
+    raise ConfigError(f"{word!r}: expected key=value. {_suggest_command(word)}")
+
+
+def _suggest_command(word: str) -> str:
+    """Suggest the command for a file, a folder or a run, else the nearest verb or all verbs."""
+    if os.path.exists(word):  # noqa: PTH110 - Path raises where a word is too long for a name
+        command = "resume=" if RunDir(Path(word)).is_run() else "start "
+        return f"Did you mean optrun {command}{shell.quote(word)}?"
+    close = nearest(word, VERBS)
     if close:
-        hint = f"Did you mean the command {close[0]}?"
-    else:
-        hint = f"Commands: {', '.join(VERBS)}; without one, optrun trains."
-    raise ConfigError(f"{token!r}: expected key=value. {hint}")
+        return f"Did you mean the command {close[0]}?"
+    return f"Commands: {', '.join(VERBS)}; without one, optrun trains."

@@ -18,10 +18,14 @@ from optrun.base.errors import (
     StorageError,
     printable,
 )
+from optrun.config.tokens import key_of
 
 
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run a verb; turn every error into a message on stderr and an exit code.
+    """Run a verb; turn every expected error into a message on stderr and an exit code.
+
+    Errors after a SIGINT count as the interrupt (130), except `StoppedEarly`, and unexpected errors
+    that are no OSError. Unexpected errors are raised, unless they come from a disk or a plugin.
 
     Args:
         verb: Function that takes the arguments and returns an exit code.
@@ -30,50 +34,50 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    with _interrupts() as heard:
+    with _recorded_interrupts() as interrupts:
         try:
             return verb(argv)
         except KeyboardInterrupt:
             pass
         except OptrunError as error:
-            if not heard or isinstance(error, StoppedEarly):
+            if not interrupts or isinstance(error, StoppedEarly):
                 return say(error, argv)
         except (Exception, SystemExit) as error:
-            if not heard or not isinstance(error, OSError):
-                return _say_other(error, argv)
+            if not interrupts or not isinstance(error, OSError):
+                return _say_unexpected(error, argv)
     sys.stderr.write("optrun: stopped; nothing was running that could be saved\n")
     return 130
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Record each SIGINT while the block lasts.
+def _recorded_interrupts() -> Iterator[list[int]]:
+    """Record each SIGINT during the context; yields the list to which they are added.
 
-    Libraries may turn a KeyboardInterrupt into another error, so its type does not tell.
+    Libraries may turn a KeyboardInterrupt into another error, so the error alone does not show an
+    interrupt. Does nothing outside of the main thread, or if a program handles SIGINT itself.
     """
-    heard: list[int] = []
+    interrupts: list[int] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+    def record(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
         signal.default_int_handler(number, frame)
 
-    is_main = threading.current_thread() is threading.main_thread()
-    hears = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if hears:
-        signal.signal(signal.SIGINT, hear)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupts
+        return
+    signal.signal(signal.SIGINT, record)
     try:
-        yield heard
+        yield interrupts
     finally:
-        if hears:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def storage_error(error: OSError) -> StorageError | None:
     """Translate an error of the operating system about a file or a disk.
 
-    Every error that names a file is one, such as a missing file or one without permission. Of the
-    others only those of a full, broken or read-only disk are; None for the rest, such as a refused
-    connection.
+    That is any error that names a file, such as a missing one, and an error of a full, broken or
+    read-only disk. None for others, such as a refused connection.
     """
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")
@@ -84,8 +88,12 @@ def storage_error(error: OSError) -> StorageError | None:
     )
 
 
-def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
-    """Print an error of a disk or a plugin; raise any other error."""
+def _say_unexpected(error: Exception | SystemExit, argv: list[str]) -> int:
+    """Print an error that comes from a disk or a plugin; raise any other error.
+
+    Returns:
+        The exit code.
+    """
     from optrun.config.registry.failures import failure_of_others
 
     message: OptrunError | None = None
@@ -118,17 +126,17 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 
 
 def _located(error: OptrunError, argv: list[str]) -> str:
-    """Prefix the message with the position in the user's file.
+    """Return the message of an error, prefixed by the position that caused it, if that is known.
 
-    It is the line of a value in a YAML file, or of a plugin's code.
+    The position is a line of the user's YAML file, for a value that was not typed, or of a plugin.
     """
     message = str(error)
     position = None
-    if isinstance(error, ConfigError):
-        from optrun.config import yaml_files
+    is_typed = any(message.startswith(f"{key_of(token)}=") for token in argv)
+    if isinstance(error, ConfigError) and not is_typed:
+        from optrun.config.yaml_files import location
 
-        typed = any(message.startswith(f"{token.split('=')[0].lstrip('+')}=") for token in argv)
-        position = None if typed else yaml_files.location(message)
+        position = location(message)
     if position is None and error.__cause__ is not None and "optrun.config.registry" in sys.modules:
         from optrun.config.registry.failures import position_behind
 

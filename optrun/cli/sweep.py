@@ -24,7 +24,7 @@ from optrun.cli.sweep_checks import (
     refuse_early,
     refuse_other_code,
     refuse_unfit_confirmation,
-    refuse_unjudged,
+    refuse_without_evaluation,
 )
 from optrun.cli.sweep_files import refuse_changed_files
 from optrun.cli.values import PLACES
@@ -32,6 +32,7 @@ from optrun.config import overrides, store
 from optrun.config.compose_errors import interpolation_error
 from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
+from optrun.config.keys import raw_value
 from optrun.config.registry import origins, plugins
 from optrun.config.request import CommandLine
 from optrun.config.schema.sweeper import ConfirmConfig, GridConfig, OptunaConfig, SweeperConfig
@@ -55,7 +56,7 @@ _SWEEPER = "hydra.sweeper."
 
 
 Compare = Callable[[Path, int], "SweepVerdict"]
-"""What is done with the directory of a sweep that has ended, and its exit code."""
+"""Takes the directory of a sweep that has ended, and its exit code."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ class SweepOutcome:
     jobs: tuple[str, ...]
     """Folders of the jobs, below `folder`."""
     confirm: ConfirmConfig | None = None
-    """What is to follow; None: nothing."""
+    """The confirmation that follows; None: none."""
     seconds_left: float | None = None
-    """Of `hydra.sweeper.timeout`, for what follows; None: there is no limit."""
+    """What is left of `hydra.sweeper.timeout` for the confirmation; None: there is no limit."""
     verdict: SweepVerdict | None = None
-    """What its report says first; None: no job began, or the disk refused."""
+    """The verdict of its report; None: no job began, or the disk refused."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class _Plan:
     """Keys that tell no contenders apart, whatever they are."""
 
     @property
-    def judged(self) -> list[jobs_of.Job]:
+    def examples(self) -> list[jobs_of.Job]:
         """Jobs to check before the start, as examples of all jobs."""
         if self.search is None:
             return self.jobs
@@ -135,17 +136,18 @@ def sweep(
         jobs = jobs_of.build_jobs(compose, points)
         plan = _Plan(command, options, jobs, tuned=sorted(tuned))
         seeds = [job.values["seed"] for job in jobs]
-    if options.confirm.asked:
-        refuse_unfit_confirmation(options.confirm, seeds, plan.judged)
+    confirms = options.confirm.asked
+    if confirms:
+        refuse_unfit_confirmation(options.confirm, seeds, plan.examples)
 
-    def compare(folder: Path, code: int) -> SweepVerdict:
+    def write_report(folder: Path, exit_code: int) -> SweepVerdict:
         from optrun.report.build import report
 
-        brief = options.confirm.asked and code != EXIT_STOPPED_EARLY
-        return report([folder], console=caller.console, brief=brief).verdict
+        is_brief = confirms and exit_code != EXIT_STOPPED_EARLY  # the confirmation has its own
+        return report([folder], console=caller.console, brief=is_brief).verdict
 
-    outcome = _run(plan, cfg, caller, compare)
-    return replace(outcome, confirm=options.confirm if options.confirm.asked else None)
+    outcome = _run(plan, cfg, caller, write_report)
+    return replace(outcome, confirm=options.confirm if confirms else None)
 
 
 def run_points(
@@ -157,7 +159,9 @@ def run_points(
     *,
     again: str,
 ) -> SweepOutcome:
-    """Run some points as a sweep, whatever sweeper the recipe names; see `sweep`.
+    """Run given points as a sweep, then compare.
+
+    The sweeper of the recipe gives only the options of `PLACES`, such as its devices.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
@@ -207,37 +211,32 @@ def _run(
         plan: The jobs and how to run them.
         cfg: The composed configuration of the sweep.
         caller: The command line or a Python program, and where it prints.
-        compare: Called when the sweep has ended, unless no job began.
+        compare: Called when the sweep has ended, unless no job began or the disk refused.
         again: The command that continues the sweep; empty: the same command.
     """
     options = plan.options
-    judged = plan.judged
+    examples = plan.examples
     search = plan.search
-    refuse_early(judged, plan.command, cfg.hydra.launcher)
+    # 1. Refuse what cannot work, before the first job starts.
+    refuse_early(examples, plan.command, cfg.hydra.launcher)
     if search is not None:
-        refuse_unjudged(judged)
-    devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
-    folder = _folder(cfg)
+        refuse_without_evaluation(examples)
+    devices = _devices(options, examples, str(cfg.hydra.runtime.choices["hydra/launcher"]))
+    folder = _make_folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
     if search is not None or any(
         directory.state(job.name).status != "finished" for job in plan.jobs
     ):
-        refuse_changed_files(directory, judged)
+        refuse_changed_files(directory, examples)
     with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = View(caller.console)
-        driver = Driver(
-            directory,
-            plan.command,
-            options,
-            Workers(devices, directory.log),
-            view,
-            stop,
-            tuned=plan.tuned,
-        )
-        _tell_devices(devices, judged, options, view)
+        workers = Workers(devices, directory.log)
+        driver = Driver(directory, plan.command, options, workers, view, stop, tuned=plan.tuned)
+        _tell_devices(devices, examples, options, view)
         _tell_left_out(plan.jobs, view)
+        # 2. Run the jobs.
         try:
             if search is not None:
                 search(driver)
@@ -248,26 +247,32 @@ def _run(
         finally:
             view.stop()
             driver.close()
-            if (
-                driver.job_table.rows
-            ):  # a start that was refused leaves the result of the one before
+            # Without a job the result of an earlier start stays.
+            if driver.job_table.rows:
                 with contextlib.suppress(*([OSError] if stop.refused else [])):
                     driver.write_result()
-        code = driver.exit_code()
+        # 3. Compare, and say how it ended.
+        exit_code = driver.exit_code()
         verdict = None
-        if code != EXIT_STORAGE and driver.job_table.count("new") < len(driver.job_table.rows):
-            verdict = compare(folder, code)
-        again = f"{again or f'The same command with hydra.sweep.dir={folder}'} continues it."
+        has_begun = driver.job_table.count("new") < len(driver.job_table.rows)
+        if exit_code != EXIT_STORAGE and has_begun:
+            verdict = compare(folder, exit_code)
+        again = again or f"The same command with hydra.sweep.dir={folder}"
         end = ""
         if stop.refused:
             end = (
-                f"paused: {stop.refused} Make room. {again} Jobs start from their last checkpoints."
+                f"paused: {stop.refused} Make room. {again} continues it. Jobs start from their"
+                " last checkpoints."
             )
-        elif code == EXIT_STOPPED_EARLY:
-            end = f"stopped; what ran is saved. {again}"
+        elif exit_code == EXIT_STOPPED_EARLY:
+            end = f"stopped; what ran is saved. {again} continues it."
         _tell_end(driver, end)
     return SweepOutcome(
-        folder, code, tuple(driver.job_table.rows), seconds_left=stop.seconds_left, verdict=verdict
+        folder,
+        exit_code,
+        tuple(driver.job_table.rows),
+        seconds_left=stop.seconds_left,
+        verdict=verdict,
     )
 
 
@@ -293,7 +298,7 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
 
 
 def _tell_devices(
-    devices: list[str], jobs: list[jobs_of.Job], options: SweeperConfig, view: View
+    devices: list[str], examples: list[jobs_of.Job], options: SweeperConfig, view: View
 ) -> None:
     """Print the devices of the sweep; nothing without `hydra.sweeper.devices`.
 
@@ -303,12 +308,12 @@ def _tell_devices(
         return
     view.note(f"devices: {', '.join(devices)}")
     if isinstance(options, OptunaConfig):
-        widest = max(job_devices(job.values, len(devices)) for job in jobs)
-        if options.n_jobs * widest < len(devices):
+        devices_of_job = max(job_devices(job.values, len(devices)) for job in examples)
+        if options.n_jobs * devices_of_job < len(devices):
             view.note(
                 f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are under way at a time;"
-                f" hydra.sweeper.n_jobs={len(devices) // widest} would use all {len(devices)}"
-                " devices."
+                f" hydra.sweeper.n_jobs={len(devices) // devices_of_job} would use all"
+                f" {len(devices)} devices."
             )
 
 
@@ -366,7 +371,7 @@ def _contenders(
 ) -> list[Contender]:
     """Build the contenders of one grid, with checked overrides.
 
-    The command line wins over the grid, and the grid over the file.
+    The command line wins over the grid, and the grid over `params` and `search` of the file.
     """
     for token in command.overrides:
         if token.startswith("hydra.sweep.subdir="):
@@ -374,25 +379,21 @@ def _contenders(
                 f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves"
                 " all."
             )
-    files = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
-    below = jobs_of.merged(files, jobs_of.param_overrides(grid, "hydra.sweeper.grids"))
-    tokens = jobs_of.merged(
-        below, [token for token in command.overrides if not overrides.is_hydra(token)]
-    )
+    of_file = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
+    of_grid = jobs_of.param_overrides(grid, "hydra.sweeper.grids")
+    typed = [token for token in command.overrides if not overrides.is_hydra(token)]
+    tokens = jobs_of.merged(jobs_of.merged(of_file, of_grid), typed)
     search_tokens = list(filter(overrides.is_search, tokens))
-    checked = partial(forks.checked, sweep=True)
-    return contenders_of(
-        hydra,
-        checked,
-        checked([token for token in tokens if token not in search_tokens]),
-        search_tokens,
-    )
+    common_tokens = [token for token in tokens if not overrides.is_search(token)]
+    check = partial(forks.checked, sweep=True)
+    return contenders_of(hydra, check, check(common_tokens), search_tokens)
 
 
-def _folder(cfg: DictConfig) -> Path:
+def _make_folder(cfg: DictConfig) -> Path:
     """Make the sweep directory.
 
-    A folder named by the time is always new, even if two sweeps begin in the same second.
+    A folder named by the time is always new: it gets a number if another sweep began in the same
+    second. Any other may exist, since the sweep then continues.
 
     Raises:
         ConfigError: A file has that name.
@@ -400,17 +401,17 @@ def _folder(cfg: DictConfig) -> Path:
     """
     refuse_url("hydra.sweep.dir", str(cfg.hydra.sweep.dir))
     folder = Path(str(cfg.hydra.sweep.dir))
-    clocked = "now:" in str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index,call-overload]
+    is_named_by_time = "now:" in str(raw_value(cfg, "hydra.sweep.dir"))
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"hydra.sweep.dir={folder}: this is a file.")
+        raise ConfigError(f"hydra.sweep.dir={folder}: this is a file. Choose another directory.")
     number = 2
-    free = folder
+    candidate = folder
     while True:
         try:
-            free.mkdir(parents=True, exist_ok=not clocked)
-            return free
+            candidate.mkdir(parents=True, exist_ok=not is_named_by_time)
+            return candidate
         except FileExistsError:
-            free = folder.with_name(f"{folder.name}-{number}")
+            candidate = folder.with_name(f"{folder.name}-{number}")
             number += 1
         except OSError as error:
             raise StorageError(
@@ -419,27 +420,24 @@ def _folder(cfg: DictConfig) -> Path:
 
 
 def _opening(driver: Driver, folder: Path) -> str:
-    """Write the first line of a sweep: its jobs, folder, and earlier results.
+    """Write the first line of a sweep: its jobs, its folder, and what earlier starts left.
 
-    Failed jobs are counted with whether `hydra.sweeper.retry_failed` tries them again.
+    For failed jobs it says whether `hydra.sweeper.retry_failed` tries them again.
     """
     count = driver.job_table.count
-    counts = (
-        (count("finished"), "finished before"),
-        (count("running", "interrupted"), "to continue with"),
-    )
-    pieces = [
-        f"{driver.job_table.total} jobs -> {folder}",
-        *(f"{number} {text}" for number, text in counts if number),
-    ]
+    parts = [f"{driver.job_table.total} jobs -> {folder}"]
+    finished = count("finished")
+    if finished:
+        parts.append(f"{finished} finished before")
+    unfinished = count("running", "interrupted")
+    if unfinished:
+        parts.append(f"{unfinished} to continue with")
     failed = count("failed")
-    if failed:
-        if driver.options.retry_failed:
-            again = "tried again"
-        else:
-            again = "left (hydra.sweeper.retry_failed=true tries again)"
-        pieces.append(f"{failed} failed before, {again}")
-    return " · ".join(pieces)
+    if failed and driver.options.retry_failed:
+        parts.append(f"{failed} failed before, tried again")
+    elif failed:
+        parts.append(f"{failed} failed before, left (hydra.sweeper.retry_failed=true tries again)")
+    return " · ".join(parts)
 
 
 def _tell_end(driver: Driver, end: str) -> None:

@@ -8,6 +8,7 @@ from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.config import saved, store
 from optrun.config.registry import origins
+from optrun.config.safety import refuse_stored_trust
 from optrun.config.schema.distributed import RanksConfig
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import ConfirmConfig
@@ -26,9 +27,11 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
         jobs: Examples of all jobs.
         command: The command line of the sweep.
         launcher: `hydra.launcher`.
-    """
-    from optrun.config.safety import refuse_stored_trust
 
+    Raises:
+        ConfigError: A job needs several machines, code that its process does not have, a missing
+            package or impossible ranks, or ranks are given and no job is distributed.
+    """
     for key in ("nodes", "tasks_per_node"):
         if int(launcher.get(key) or 1) > 1:
             raise ConfigError(
@@ -36,21 +39,26 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
                 " of one machine, which training.nproc_per_node=N starts. Over several machines"
                 " start each run by itself, by torchrun or srun."
             )
+    distributed_jobs = [job for job in jobs if job.values["distributed"]["name"] != "none"]
     for job in jobs:
         origins.refuse_code_of_program(job.values, "the processes of a sweep")
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
-        if job.values["distributed"]["name"] != "none":
-            _refuse_ranks(job)
-    typed = is_typed("training.nproc_per_node", command.overrides)
-    if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
+    for job in distributed_jobs:
+        _refuse_ranks(job)
+    if is_typed("training.nproc_per_node", command.overrides) and not distributed_jobs:
         for job in jobs:
             refuse_idle_nproc(job.values["training"]["nproc_per_node"])
-    by_package = {
+    _require_packages(jobs)
+
+
+def _require_packages(jobs: list[Job]) -> None:
+    """Require the packages of the jobs' trackers and of pytorch-optimizer, once for each choice."""
+    by_choices = {
         str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs
     }
-    for job in by_package.values():
+    for job in by_choices.values():
         if job.values["tracking"]["name"] == "none" and "class_name" not in job.values["optimizer"]:
-            continue  # neither is of another package
+            continue  # needs no package, which saves composing it
         cfg = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(cfg.tracking))  # type: ignore[arg-type]
         if OmegaConf.get_type(cfg.optimizer) is PytorchOptimizerConfig:
@@ -60,7 +68,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
 
 
 def _refuse_ranks(job: Job) -> None:
-    """Refuse a job with an impossible number of ranks; its process checks devices."""
+    """Refuse a job with an impossible number of ranks; devices are checked in its process."""
     config = store.typed(saved.with_schemas(job.values, job.label))
     assert isinstance(config.distributed, RanksConfig)
     nproc = config.training.nproc_per_node
@@ -71,7 +79,7 @@ def _refuse_ranks(job: Job) -> None:
 
 
 def refuse_other_code(directory: SweepDir) -> None:
-    """Refuse to go on with a sweep after a change of plugin code.
+    """Refuse to continue a sweep if plugin code changed since one of its jobs began.
 
     Raises:
         ConfigError: The message names the job, the plugin and both digests.
@@ -82,17 +90,19 @@ def refuse_other_code(directory: SweepDir) -> None:
         )
 
 
-def refuse_unjudged(jobs: list[Job]) -> None:
-    """Refuse a search without an evaluation metric; a plain grid needs none.
+def refuse_without_evaluation(jobs: list[Job]) -> None:
+    """Refuse a search whose jobs evaluate nothing; a plain grid needs no metric.
+
+    Only for sources whose rows to evaluate on are all in keys; others, such as the hub's, may bring
+    their own.
 
     Raises:
         ConfigError: The jobs have no rows to evaluate on.
     """
     for job in jobs:
         data = job.values["data"]
-        # Other sources, such as the hub's, may bring evaluation rows of their own.
-        by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
-        if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
+        is_by_keys = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
+        if data["eval_fraction"] == 0 and is_by_keys and data.get("eval") is None:
             raise ConfigError(
                 "data.eval_fraction=0: a search (hydra/sweeper=optuna) goes by an evaluation,"
                 " and there is none. Give data.eval or a fraction above 0, and train on"

@@ -1,4 +1,4 @@
-"""Remember what the files of a sweep hold, and refuse to go on with others under the same path."""
+"""Record the contents of the files of a sweep, and refuse to continue it with other contents."""
 
 import contextlib
 import glob
@@ -18,12 +18,12 @@ from optrun.sweeper.jobs import Job
 
 
 def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
-    """Refuse to go on with a sweep after a change of its data or model.
+    """Refuse to continue a sweep if its data or model changed after a job was trained on it.
 
-    A change counts once a job has been trained on the file.
+    The present contents of the files are recorded in the directory of the sweep.
 
     Args:
-        directory: Directory of the sweep; the current contents of the files are recorded in it.
+        directory: Directory of the sweep.
         jobs: Jobs that together have every path of the sweep.
 
     Raises:
@@ -36,15 +36,9 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         recorded = {}
     for job in jobs:
         for path, now in contents_of(job.values).items():
-            then = recorded.get(path, {})
-            user = _trained_on(directory, path.partition("=")[2]) if then not in ({}, now) else None
-            if user is not None:
-                file = next(file for file in {**then, **now} if then.get(file) != now.get(file))
-                raise ConfigError(
-                    f"{path}: {file} was {then.get(file, 'missing')} when {user} was trained,"
-                    f" and is {now.get(file, 'missing')} now. Restore it, or choose another"
-                    " hydra.sweep.dir: one sweep compares runs on the same files."
-                )
+            before = recorded.get(path, {})
+            if before not in ({}, now):
+                _refuse_if_trained_on(directory, path, before, now)
             recorded[path] = now
     try:
         replace_text(directory.files, json.dumps(recorded))
@@ -54,43 +48,76 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         ) from error
 
 
+def _refuse_if_trained_on(
+    directory: SweepDir, path: str, before: dict[str, str], now: dict[str, str]
+) -> None:
+    """Refuse changed files of a path if a job of the sweep was trained on them.
+
+    Args:
+        directory: Directory of the sweep.
+        path: `KEY=PATH`, see `contents_of`.
+        before: The files of the path and their contents when they were recorded.
+        now: The same at present.
+
+    Raises:
+        ConfigError: The message names the first file that differs.
+    """
+    job_name = _trained_on(directory, path.partition("=")[2])
+    if job_name is None:
+        return
+    file = next(file for file in {**before, **now} if before.get(file) != now.get(file))
+    raise ConfigError(
+        f"{path}: {file} was {before.get(file, 'missing')} when {job_name} was trained,"
+        f" and is {now.get(file, 'missing')} now. Restore it, or choose another"
+        " hydra.sweep.dir: one sweep compares runs on the same files."
+    )
+
+
 def contents_of(values: PlainMapping) -> dict[str, dict[str, str]]:
     """Describe the files of each path in the configuration of a job.
 
     Returns:
-        `KEY=PATH` to the files of the path, a folder or a glob, and of each its size and the begin
-        of its digest. No files for a path that does not exist, such as a name on the hub.
-        `sizes of KEY=PATH` for streams and data sets in folders, which take too long to digest.
+        `KEY=PATH` -> name -> size and digest of each file of the path, which may be a folder or a
+        glob. No files for a path that does not exist, such as a name on the hub. The key is `sizes
+        of KEY=PATH`, without digests, for streams and data sets in folders, which are too large.
     """
-    # A run may write the files of its callbacks.
+    # Not callbacks, since the run may write their files.
     keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]
     leaves = flat(values)
     contents = {}
     for key, value in leaves.items():
-        is_large = key == "data.path" or bool(leaves.get(f"{key.rpartition('.')[0]}.streaming"))
-        for text in _texts(value) if is_path(key, keys) else ():
-            path = f"sizes of {key}={text}" if is_large else f"{key}={text}"
-            contents[path] = _describe_files(text, with_digest=not is_large)
+        if not is_path(key, keys):
+            continue
+        is_stream = bool(leaves.get(f"{key.rpartition('.')[0]}.streaming"))
+        is_large = is_stream or key == "data.path"
+        prefix = "sizes of " if is_large else ""
+        for text in _texts(value):
+            files = _describe_files(text, with_digest=not is_large)
+            contents[f"{prefix}{key}={text}"] = files
     return contents
 
 
 def _texts(value: object) -> list[str]:
+    """List the texts of a value: itself, or those in a list."""
     values = value if isinstance(value, list) else [value]
     return [text for text in values if isinstance(text, str)]
 
 
 def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
-    """Map the files of a path, without hidden ones of a folder, to size and digest."""
+    """Map the files of a path or glob to their size and digest.
+
+    Hidden files of a folder, and files that cannot be read, are left out.
+    """
     path = Path(text).expanduser()
+    files = {text: path}
     if path.is_dir():
         inside = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}
         files = {name: entry for name, entry in inside.items() if not name.startswith(".")}
-    else:
-        matches = [] if path.is_file() else glob.glob(str(path), recursive=True)  # noqa: PTH207
-        files = {text: path, **{match: Path(match) for match in matches}}
+    elif not path.is_file():
+        files |= {match: Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207
     descriptions = {}
     for name, file in sorted(files.items()):
-        with contextlib.suppress(OSError, ValueError):  # who needs it says what is wrong with it
+        with contextlib.suppress(OSError, ValueError):  # whoever reads it reports what is wrong
             if file.is_file():
                 digest = f", digest {digest_file(file)[:16]}" if with_digest else ""
                 descriptions[name] = f"{file.stat().st_size:,} bytes{digest}"
@@ -98,13 +125,15 @@ def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:
-    """Find a job of the sweep trained with a path.
+    """Name a job of the sweep that was trained with a path; None if there is none.
 
     Jobs without a finished step do not count.
     """
     for config in sorted(directory.path.glob("*/config.yaml")):
+        job_name = config.parent.name
         with contextlib.suppress(ConfigError):
-            used = (text for value in flat(read_config(config)).values() for text in _texts(value))
-            if directory.steps_done(config.parent.name) and text in used:
-                return config.parent.name
+            values = flat(read_config(config)).values()
+            is_used = any(text in _texts(value) for value in values)
+            if is_used and directory.steps_done(job_name):
+                return job_name
     return None

@@ -36,9 +36,13 @@ def is_place(token: str) -> bool:
 def read_request(
     *, seeds: Any = None, power: Any = None, difference: Any = None, **options: Any
 ) -> ConfirmationRequest:
-    """Read seeds, power and difference of a confirmation.
+    """Build the request of a confirmation from typed values, which are checked.
 
-    Other options are taken as they are.
+    Args:
+        seeds: As `read_seeds`; None: planned from power and difference.
+        power: A number between 0 and 1, or None.
+        difference: A number above 0, or None.
+        **options: Other fields of the request, taken as they are.
 
     Raises:
         ConfigError: A value is invalid, or seeds are given together with power or difference.
@@ -84,7 +88,7 @@ def read_seeds(value: object) -> list[int]:
     """Read `5-9`, `5,6,7` or a mixture; in YAML also 5 or [5, 6, 7].
 
     Raises:
-        ConfigError: The value is anything else.
+        ConfigError: The value is anything else, repeats a seed, or has a range of more than 10,000.
 
     Example:
         >>> read_seeds("5-7,11"), read_seeds([5, 6])
@@ -93,12 +97,16 @@ def read_seeds(value: object) -> list[int]:
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     seeds: list[int] = []
     for piece in text.split(","):
-        ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip(), re.ASCII)
-        span = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
-        if not 0 < len(span) <= 10_000 or set(span) & set(seeds):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip(), re.ASCII)
+        numbers = range(0)
+        if match is not None:
+            first = int(match[1])
+            last = int(match[2] or first)
+            numbers = range(first, last + 1)
+        if not 0 < len(numbers) <= 10_000 or set(numbers) & set(seeds):
             raise ConfigError(
                 f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or"
                 " 5,6,7."
             )
-        seeds += span
+        seeds += numbers
     return seeds

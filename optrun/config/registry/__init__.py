@@ -346,10 +346,7 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
     if not _is_plain_name(name):
         raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
     base: type = _imported(BASES[kind]) if kind in BASES else object
-    is_dataclass_on_base = (
-        isinstance(schema, type) and is_dataclass(schema) and issubclass(schema, base)
-    )
-    if not is_dataclass_on_base:
+    if not (isinstance(schema, type) and is_dataclass(schema) and issubclass(schema, base)):
         expected = "a dataclass"
         if kind in BASES:
             expected += (
@@ -358,7 +355,6 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
             )
         schema_name = schema.__name__ if isinstance(schema, type) else repr(schema)
         raise ConfigError(f"{prefix}: schema={schema_name}: expected {expected}.")
-    assert isinstance(schema, type)
     if "__dataclass_fields__" not in vars(schema):  # those of the base do not count
         raise ConfigError(
             f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would"

@@ -144,10 +144,10 @@ def _expect_names(key: str, value: object, *, pattern: bool) -> None:
     expected = "a list of module names, or null"
     if pattern:
         expected = "a list of module names, a regular expression, or null"
-    expect(isinstance(value, list | tuple), key, value, expected)
-    assert isinstance(value, list | tuple)
-    are_names = all(isinstance(name, str) and name for name in value)
-    expect(are_names and (len(value) > 0 or not pattern), key, value, expected)
+    are_names = isinstance(value, list | tuple) and all(
+        isinstance(name, str) and name for name in value
+    )
+    expect(are_names and (bool(value) or not pattern), key, value, expected)
 
 
 SCHEMAS: dict[str, type[AdapterConfig]] = {
