@@ -1,7 +1,5 @@
 """Compare two runs bit by bit, at a checkpoint and in everything that they logged."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

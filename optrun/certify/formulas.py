@@ -5,8 +5,6 @@ something. They are tested against recorded runs of the packages that can be ins
 (`tests/reference/dialects`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Find attributes of an optimizer that `step` changes and its state dict does not carry."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 They are equal, or the verdict names the first step that differs and the options that close the gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain

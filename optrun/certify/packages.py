@@ -1,7 +1,5 @@
 """Build the optimizers of other packages as their users do, if the packages are installed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import inspect

@@ -3,8 +3,6 @@
 Every term of an update has an effect on some tensor at some step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

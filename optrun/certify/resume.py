@@ -1,7 +1,5 @@
 """Kill a configuration at random, resume it, and prove that nobody could tell."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

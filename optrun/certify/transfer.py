@@ -3,8 +3,6 @@
 It uses the configuration's own data, task, parameter groups and optimizer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

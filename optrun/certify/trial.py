@@ -1,7 +1,5 @@
 """Kill a run, in a process of its own, while it saves, trains or starts, and resume it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

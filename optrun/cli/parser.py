@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerbArguments:
-    """The parsed arguments of a verb."""
+    """The parsed arguments of a verb, such as `evaluate`."""
 
     verb: str
     argv: list[str]
@@ -54,11 +54,11 @@ class VerbArguments:
         return text == "true"
 
     def listed(self, key: str) -> list[str]:
-        """Split a value at its commas."""
-        return [part for part in self.key_values.get(key, "").split(",") if part]
+        """Split the value of a key at its commas; empty if the key is not given."""
+        return [item for item in self.key_values.get(key, "").split(",") if item]
 
     def command_line(self) -> CommandLine:
-        """Build the command line of a verb with a configuration."""
+        """Build the command line; only for a verb with the recipe options."""
         from optrun.config.request import CommandLine
 
         options = self.options
@@ -70,7 +70,7 @@ class GivenOnce(argparse.Namespace):
 
     def __setattr__(self, name: str, value: object) -> None:
         if not isinstance(value, list) and getattr(self, name, None) not in (None, False):
-            raise ConfigError(f"--{name.replace('_', '-')} is given twice: which one is meant?")
+            raise ConfigError(f"--{name.replace('_', '-')} is given twice; leave one out.")
         super().__setattr__(name, value)
 
 
@@ -176,7 +176,7 @@ class VerbParser(argparse.ArgumentParser):
         for token in filter(is_override, options.words):
             key, _, value = token.partition("=")
             if key in key_values:
-                raise ConfigError(f"optrun {self.verb}: {key} is given twice: which one is meant?")
+                raise ConfigError(f"optrun {self.verb}: {key} is given twice; leave one out.")
             if key in self.keys:
                 key_values[key] = self._value(key, value)
             else:
@@ -185,7 +185,7 @@ class VerbParser(argparse.ArgumentParser):
         return VerbArguments(self.verb, argv, positional, key_values, overrides, options)
 
     def _options(self, argv: list[str]) -> argparse.Namespace:
-        """Parse the options; positional arguments and overrides end in `words`.
+        """Parse the options; positional arguments and overrides are in `words` of the result.
 
         Raises:
             ConfigError: An option is unknown, with a hint, or has an empty value.
@@ -209,8 +209,8 @@ class VerbParser(argparse.ArgumentParser):
 
     def _as_path(self, token: str) -> str:
         """Prefix an existing path with `./` if it looks like an option or override."""
-        is_key = is_override(token) and token.partition("=")[0] not in self.keys
-        if (token.startswith("-") or is_key) and os.path.lexists(token):
+        is_foreign_key = is_override(token) and token.partition("=")[0] not in self.keys
+        if (token.startswith("-") or is_foreign_key) and os.path.lexists(token):
             return f"./{token}"
         return token
 
@@ -218,26 +218,30 @@ class VerbParser(argparse.ArgumentParser):
         """Refuse a wrong number of positional arguments, and URLs where paths are expected.
 
         Raises:
-            ConfigError: For a surplus YAML file or file of rows the message names the option or
-                key.
+            ConfigError: If a YAML file or a file of rows is too many, the message names the option
+                or key for it.
         """
         if not len(self.places) <= len(positional) <= self.most_places:
             line = " ".join(["optrun", self.verb, *positional])
-            usage = f"expected optrun {self.verb} {self.arguments}. See optrun {self.verb} --help"
             hint = ""
             if len(positional) > self.most_places:
-                file = positional[-1]
-                if file.endswith((".yaml", ".yml")):
-                    hint = f". Did you mean optrun {self.verb} -cn {shell.quote(file)}?"
-                elif Path(file).is_file():
-                    hint = f". A file of rows has a key: data.eval={file} or data.train={file}."
-            raise ConfigError(f"{line}: {usage}{hint}")
+                last = positional[-1]
+                if last.endswith((".yaml", ".yml")):
+                    hint = f". Did you mean optrun {self.verb} -cn {shell.quote(last)}?"
+                elif Path(last).is_file():
+                    hint = f". A file of rows has a key: data.eval={last} or data.train={last}."
+            raise ConfigError(
+                f"{line}: expected optrun {self.verb} {self.arguments}. See optrun"
+                f" {self.verb} --help{hint}"
+            )
         if self.are_paths:
             for number, path in enumerate(positional):
+                # `...` repeats the last place.
                 place_name = self.places[min(number, len(self.places) - 1)]
                 refuse_url(place_name.partition("|")[0], path)
 
     def _value(self, key: str, value: str) -> str:
+        """Return the value of a key of the verb; refuse an empty one, and a URL for `out`."""
         if key == "out":
             refuse_url("out", value)
         if not value:
@@ -254,8 +258,9 @@ class VerbParser(argparse.ArgumentParser):
             ConfigError: The message says what to use instead, or names the nearest key.
         """
         key = key_of(token)
-        of_hydra = self.overrides == "hydra.KEY" and key.startswith(("hydra.", "hydra/"))
-        if (self.overrides == "KEY" or of_hydra) and key not in self.instead:
+        is_for_hydra = key.startswith(("hydra.", "hydra/"))
+        is_taken = self.overrides == "KEY" or (self.overrides == "hydra.KEY" and is_for_hydra)
+        if is_taken and key not in self.instead:
             return
         hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
         hint = self.instead.get(key, hint)

@@ -1,4 +1,4 @@
-"""`optrun resume=...`: go on with a run, in its directory and with its configuration."""
+"""`optrun resume=...`: continue a run, in its directory and with its configuration."""
 
 from __future__ import annotations
 
@@ -59,38 +59,38 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     if target is None:  # resume=auto, and nothing to resume
         new_run = command_line.without("resume")
         checked, cfg = compose_new(hydra, new_run, caller.console)
-        # That took a moment, in which another process may have begun there, and ended.
+        # Composing took a moment, in which another process may have begun a run there.
         target = find_target(value, given_dir)
         if target is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
     if target.checkpoint is None and target.run.is_unbegun():
-        return _begin(hydra, command_line, target.run, caller)
-    return _go_on(hydra, command_line, target, caller)
+        return _start_over(hydra, command_line, target.run, caller)
+    return _continue(hydra, command_line, target, caller)
 
 
-def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
-    """Begin a run killed before it wrote its configuration.
+def _start_over(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
+    """Start a run that was killed before it wrote its configuration, in its directory.
 
-    Hydra's record holds its command line.
+    Hydra's record has the recipe and the overrides; the typed changes win over them.
 
     Raises:
         ConfigError: Hydra was killed before it recorded the command line.
     """
     run_dir_token = f"hydra.run.dir={quote_path(run.path)}"
-    noted = original_command(run.hydra)
-    if noted is None:
+    recorded = original_command(run.hydra)
+    if recorded is None:
         raise ConfigError(
             f"{run.path}: this run was killed before it noted how it was started. Repeat its"
             f" command with {shell.quote(run_dir_token)}."
         )
-    name, tokens = noted
-    _refuse_other_recipe(command_line, run, name)
+    recipe, tokens = recorded
+    _refuse_other_recipe(command_line, run, recipe)
     changes = _changes(command_line)
     changed_keys = {override.key_or_group for override in changes.parsed}
-    noted_line = replace(command_line, overrides=tokens)
-    unchanged = noted_line.without(*changed_keys, "resume", "model.trust_remote_code").overrides
+    recorded_line = replace(command_line, overrides=tokens)
+    unchanged = recorded_line.without(*changed_keys, "resume", "model.trust_remote_code").overrides
     tokens = [*unchanged, *changes.overrides, run_dir_token]
-    again = replace(command_line, config_name=name, overrides=tokens)
+    again = replace(command_line, config_name=recipe, overrides=tokens)
     checked, cfg = compose_new(hydra, again, caller.console)
     rebase_paths(cfg, original_cwd(run.hydra))
     sys.stderr.write(
@@ -100,7 +100,7 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     return start(hydra, replace(again, overrides=checked), cfg, caller)
 
 
-def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
+def _continue(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
     """Continue a run from a checkpoint, with its configuration and the typed changes.
 
     Args:
@@ -116,26 +116,27 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     from optrun.runner.resume.checkpoint import ResumePoint
     from optrun.runner.resume.saved_config import plugins_of, read_configuration
 
+    # 1. The configuration of the run.
     changes = _changes(command_line)
-    _refuse_other_recipe(
-        command_line, target.run, try_read_summary(target.run.summary).get("config_name")
-    )
-    saved_values, mended = read_configuration(
-        target.run, [override.key_or_group for override in changes.parsed]
-    )
+    recipe = try_read_summary(target.run.summary).get("config_name")
+    _refuse_other_recipe(command_line, target.run, recipe)
+    changed_keys = [override.key_or_group for override in changes.parsed]
+    saved_values, mended_note = read_configuration(target.run, changed_keys)
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(saved_values, str(target.run.config))
-    changes = _as_begun(before.branch_from, changes, target.run)
-    began = original_cwd(target.run.hydra)
-    rebase_paths(before, began)
+    # 2. The changes.
+    changes = _without_same_trunk(before.branch_from, changes, target.run)
+    folder = original_cwd(target.run.hydra)
+    rebase_paths(before, folder)
     tokens = list(changes.overrides)
     after = saved.changed(hydra, before, tokens)
     unset_derived_size(after, tokens, resumes=True)
+    # 3. The run.
     request = build_request(command_line, after, tokens)
     refuse_unfit(request.config, tokens, caller.launched, resumes=True)
-    notes = [] if mended is None else [mended]
+    notes = [] if mended_note is None else [mended_note]
     point = ResumePoint(
-        target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes
+        target.checkpoint, folder, saved=bool(before.checkpoint.enabled), notes=notes
     )
     return execute(request, target.run, caller, point)
 
@@ -162,8 +163,8 @@ def _changes(command_line: CommandLine) -> CommandLine:
     return changes
 
 
-def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> CommandLine:
-    """Drop a repeated `branch_from` of the run.
+def _without_same_trunk(run_trunk: str | None, changes: CommandLine, run: RunDir) -> CommandLine:
+    """Drop `branch_from` from the changes of a run if it repeats that of the run.
 
     Args:
         run_trunk: `branch_from` of the run, with the digest of its trunk.
@@ -171,7 +172,7 @@ def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> Comma
         run: The resumed run.
 
     Raises:
-        ConfigError: The typed `branch_from` names another trunk.
+        ConfigError: The typed `branch_from` names another trunk, or `branch_schedule` is typed.
     """
     branch = changes.override(BRANCH_FROM)
     if branch is not None and not _names_trunk(branch.value(), run_trunk):
@@ -191,6 +192,8 @@ def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> Comma
 
 def _names_trunk(value: object, run_trunk: str | None) -> bool:
     """Tell whether a typed `branch_from` names the checkpoint that a run branched from.
+
+    None, or null, is right for a run that is no branch.
 
     Args:
         value: The typed value: a folder at or above the checkpoint, FOLDER@DIGEST, or None.

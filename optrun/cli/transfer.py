@@ -83,7 +83,7 @@ def _parse_target(text: str) -> dict[str, float]:
     for token in text.split():
         key, _, value = token.partition("=")
         if key in target:
-            raise ConfigError(f"to: {key} is given twice: which one is meant?")
+            raise ConfigError(f"to: {key} is given twice; leave one out.")
         try:
             target[key] = float(value)
         except ValueError as error:

@@ -32,7 +32,7 @@ checksums. Changes nothing. Exit code 0: all are intact; 4: a file is damaged, a
 
 
 def run(arguments: VerbArguments) -> int:
-    """Check each path, and name damaged files on stderr.
+    """Check each path; damaged files are named on stderr.
 
     Returns:
         0 if everything is intact, else 4.
@@ -85,17 +85,18 @@ def _examine(
 
     A checkpoint that the run deletes meanwhile is left out.
 
+    Args:
+        run: The run directory.
+        checkpoint: The only checkpoint to check; None: the whole run.
+
     Returns:
-        The damage of each folder; all problems, with missing folders and pointers to them; and
-        the files in checkpoints that do not belong there.
+        The damage of each folder; all problems, also missing folders; and the files in checkpoints
+        that do not belong there.
     """
     from optrun.artifacts.identity import run_id_of
     from optrun.artifacts.manifest import foreign_files
     from optrun.artifacts.manifest import problems as checkpoint_problems
-    from optrun.artifacts.retention import pointed
-    from optrun.artifacts.run_check import missing_model, saved_folders
     from optrun.artifacts.run_dir import checkpoint_folders
-    from optrun.artifacts.saved_folder import folder_problems
 
     problems: list[str] = []
     run_id = None
@@ -113,13 +114,30 @@ def _examine(
             if not folder.is_symlink():
                 strangers += foreign_files(folder)
     if checkpoint is None:
+        from optrun.artifacts.run_check import saved_folders
+        from optrun.artifacts.saved_folder import folder_problems
+
         folders |= {folder: folder_problems(folder) for folder in saved_folders(run)}
-        problems += missing_model(run)
-        if not checkpoints and not run.model.is_dir():
-            problems.append(f"{run.checkpoints}: no checkpoint there.")
-        for pointer in (run.best, run.last):
-            if pointer.is_file() and pointed(pointer) is None:
-                problems.append(f"{pointer}: names a checkpoint that is not there.")
+        problems += _missing_folders(run, checkpoints)
     for damage in folders.values():
         problems += damage
     return folders, problems, strangers
+
+
+def _missing_folders(run: RunDir, checkpoints: list[Path]) -> list[str]:
+    """Describe what a run should have and lacks: its model, a checkpoint, the target of a pointer.
+
+    Args:
+        run: The run directory.
+        checkpoints: Its checkpoints.
+    """
+    from optrun.artifacts.retention import pointed
+    from optrun.artifacts.run_check import missing_model
+
+    problems = missing_model(run)
+    if not checkpoints and not run.model.is_dir():
+        problems.append(f"{run.checkpoints}: no checkpoint there.")
+    for pointer in (run.best, run.last):
+        if pointer.is_file() and pointed(pointer) is None:
+            problems.append(f"{pointer}: names a checkpoint that is not there.")
+    return problems

@@ -1,7 +1,5 @@
 """Compare the facts of a start over all ranks, and let all ranks refuse if one does."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -5,8 +5,6 @@ who is silent. The process that started them leaves its requests in the same mem
 how each of them ended. A run in one process keeps such a line for itself.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -1,7 +1,5 @@
 """Read from environment variables which rank a launcher (torchrun, srun, mpirun) started."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

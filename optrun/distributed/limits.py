@@ -1,7 +1,5 @@
 """How long a rank may be silent: `distributed.timeout_seconds`."""
 
-from __future__ import annotations
-
 from optrun.distributed.heartbeat import Phase, RankStatus
 
 KEY = "distributed.timeout_seconds"

@@ -6,8 +6,6 @@ rank that hangs is found by its heartbeats, exit codes are kept, and only ends t
 could change are followed by one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

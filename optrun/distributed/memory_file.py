@@ -1,7 +1,5 @@
 """Files in memory that processes of one machine share; they vanish with the last process."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pass requests to a rank on to training: signals, and requests of the process that started it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Put a model on several ranks: replicated on each (DDP), or sharded block by block (FSDP2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

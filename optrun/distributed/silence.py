@@ -1,7 +1,5 @@
 """Find the rank of this machine that hangs while the others wait for it, and kill it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Decide from the ends of all ranks with which exit code and message a run ends."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

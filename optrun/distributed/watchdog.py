@@ -1,7 +1,5 @@
 """Watch the heartbeats of ranks, and report those that are silent for too long."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

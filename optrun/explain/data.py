@@ -1,7 +1,5 @@
 """Read a sample of the data of a configuration, in little time."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path

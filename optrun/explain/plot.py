@@ -1,7 +1,5 @@
 """Plot a curve with block characters in a terminal."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 

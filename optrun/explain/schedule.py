@@ -1,7 +1,5 @@
 """Sample the learning-rate schedule of a configuration, and choose a length if none is known."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from optrun.config.schema.scheduler import PiecewiseConfig, SchedulerConfig

@@ -1,7 +1,5 @@
 """Print the facts of a configuration: summary, parameter groups, memory, schedule, data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Find out whether each step of a run waits for its loss before the update, and why."""
 
-from __future__ import annotations
-
 from torch.optim import Optimizer
 
 from optrun.config import registry

@@ -1,7 +1,5 @@
 """Count the ranks and devices of this machine, and refuse ranks that cannot be."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -24,7 +24,7 @@ from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_STORAGE
 from optrun.cli import sweep_files
-from optrun.cli.sweep import _folder as sweep_folder
+from optrun.cli.sweep import _make_folder as sweep_folder
 from optrun.cli.sweep import _tell_left_out
 from optrun.config import store
 from optrun.report.runs import load_runs
