@@ -208,9 +208,12 @@ class BySource:
 
 
 class Guard(Protocol):
-    """Steps an optimizer unless numbers are not finite; `optrun.optimizer.guard` has one."""
+    """Steps an optimizer only if all values are finite; see `optrun.optimizer.guard`.
 
-    def step(self, numbers: torch.Tensor) -> None: ...
+    `take_back` restores the counters on the host after a skipped step.
+    """
+
+    def step(self, values: torch.Tensor) -> None: ...
     def take_back(self) -> None: ...
 
 
