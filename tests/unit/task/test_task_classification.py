@@ -358,7 +358,9 @@ def test_image_refusals(
     ):
         task.train.fingerprint()
     (tmp_path / "gone.png").write_text("no picture")
-    with pytest.raises(ConfigError, match=r"data.train: row 2 .*gone.png\): this is no image"):
+    with pytest.raises(
+        ConfigError, match=r"data.train: row 2 .*gone.png\): Pillow cannot read this image"
+    ):
         task.train.fingerprint()
     whole = Path(pictures["image"][0]).read_bytes()
     (tmp_path / "gone.png").write_bytes(whole[: len(whole) // 2])
