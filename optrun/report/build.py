@@ -381,7 +381,9 @@ def _title(comparison: Comparison) -> str:
     models = dict.fromkeys(filter(None, map(curves.model_name, comparison.runs)))
     data = dict.fromkeys(filter(None, map(curves.data_name, comparison.runs)))
     where = " on ".join(", ".join(names) for names in (models, data) if names)
-    return f"{count}: {where}" if where else count
+    if where:
+        return f"{count}: {where}"
+    return count
 
 
 def _list_commands(comparison: Comparison) -> list[tuple[str, str, str]]:

@@ -86,7 +86,9 @@ def _identify_files(value: str, folder: Path | None) -> object | None:
         except (ValueError, SyntaxError):
             return None
         paths = [_identify_files(item, folder) for item in items]
-        return None if None in paths else tuple(paths)
+        if None in paths:
+            return None
+        return tuple(paths)
     if folder is None and not Path(value).is_absolute():
         return None
     path = Path(folder or "/", value).expanduser()

@@ -71,7 +71,9 @@ class Configuration:
         """Return the mean score, less is better; infinite without one."""
         if not self.scores:
             return math.inf
-        return self.mean if mode == "min" else -self.mean
+        if mode == "min":
+            return self.mean
+        return -self.mean
 
     @property
     def sd(self) -> float:

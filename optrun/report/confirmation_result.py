@@ -343,7 +343,9 @@ def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     if confirmed.waiting:
         folder, plan = next(iter(confirmed.waiting.items()))
         sweep = find_confirmed_sweep(folder, plan)
-        return None if sweep is None else _confirm(sweep, folder, ConfirmationRequest(), runs)
+        if sweep is None:
+            return None
+        return _confirm(sweep, folder, ConfirmationRequest(), runs)
     folder, plan = list(confirmed.plans.items())[-1]
     sweep = find_confirmed_sweep(folder, plan)
     ttest = confirmed.comparison.ttest

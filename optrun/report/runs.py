@@ -162,7 +162,9 @@ class Run:
         finite = [value for value in self.log.series(metric)[1] if math.isfinite(value)]
         if not finite:
             return None
-        return max(finite) if mode == "min" else min(finite)
+        if mode == "min":
+            return max(finite)
+        return min(finite)
 
     def interpolate(self, name: str, steps: Array) -> Array:
         """Interpolate a metric at steps; NaN beyond the logged range. Shape (n,)."""
@@ -308,7 +310,8 @@ class Run:
             name, equals, value = argument.partition("=")
             if name in ("--config-dir", "-cd"):
                 folder = value if equals else next(arguments, "")
-                return ["--config-dir", folder] if folder else []
+                if folder:
+                    return ["--config-dir", folder]
         return []
 
     @property
@@ -531,7 +534,10 @@ def flatten(config: Mapping[str, object]) -> dict[str, Setting]:
 
 
 def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
-    """Fold `kind` and `class_name` of a section into its name: `mine (lamb)`."""
+    """Fold `kind` and `class_name` of a section into its name.
+
+    A plugin's choice becomes `NAME (KIND)`, a class of a library `CLASS (NAME)`.
+    """
     named = dict(section)
     if {"kind", "name"} <= set(named):
         named["name"] = f"{named['name']} ({named.pop('kind')})"

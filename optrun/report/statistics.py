@@ -129,7 +129,9 @@ class TtestResult:
     @property
     def limit(self) -> str:
         """Name the smallest relevant difference for a sentence."""
-        return UNSET if self.matters == self.sd else "matters"
+        if self.matters == self.sd:
+            return UNSET
+        return "matters"
 
 
 @dataclass(frozen=True)
@@ -354,7 +356,9 @@ def _open_verdict(against_baseline: bool, *, no_spread: bool) -> Verdict:
     """Name the verdict on a contender without a significant test."""
     if no_spread:
         return Verdict.no_spread
-    return Verdict.no_difference if against_baseline else Verdict.could_be_best
+    if against_baseline:
+        return Verdict.no_difference
+    return Verdict.could_be_best
 
 
 def _count_tests(contenders: int) -> int:
