@@ -229,7 +229,7 @@ def test_a_tied_head_without_a_norm_that_scales(capsys: pytest.CaptureFixture[st
     message = capsys.readouterr().err
     for fact in (
         "model.embed_tokens.weight",
-        "model.norm is not its parameters",
+        "model.norm is not linear in its parameters",
         "tie_word_embeddings=false",
     ):
         assert fact in message
