@@ -133,12 +133,15 @@ def save_checkpoint(
 
 
 def _sections(snapshot: Snapshot) -> Sections:
-    """Return the tensors of a snapshot: those of the model, then those of the optimizer."""
+    """Return the tensors of the model, and those of the optimizer."""
     return snapshot.model, snapshot.optimizer
 
 
 def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
-    """Create the folder to write into; None if the checkpoint exists already.
+    """Create the temporary folder of a checkpoint; None if the same checkpoint exists already.
+
+    A damaged checkpoint of this step is renamed first. One with other counters stays until the new
+    one replaces it.
 
     Raises:
         StorageError: The disk has no room.
@@ -158,7 +161,10 @@ def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
-    """Rename a written folder to its name; replace an older checkpoint there."""
+    """Rename a finished temporary folder to its final name; delete an older checkpoint there.
+
+    The older one is renamed first, so that a kill in between loses neither.
+    """
     replaced = folder.with_name(f"{REPLACED}{folder.name}") if folder.exists() else None
     if replaced is not None:
         os.rename(folder, replaced)  # noqa: PTH104
@@ -168,12 +174,11 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 
 def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
-    """Tell whether a checkpoint on disk is the state of a snapshot, by counters and callbacks.
+    """Tell whether a checkpoint on disk has the counters and callback states of a snapshot.
 
-    Compared are `train` (steps, examples, tokens, metrics, sums since the last log line), the
-    states of callbacks, and the reason of a stop. Of `train` two entries are left out, which may
-    differ for the same weights: `seconds`, since a resumed run has trained for another time, and
-    `last`, since the end of a run evaluates more.
+    Counters are `train` (steps, examples, tokens, metrics, sums since the last log line). Two of
+    its entries do not count, because they may differ for the same weights: `seconds`, since a
+    resumed run has trained for another time, and `last`, since the end of a run evaluates more.
     """
 
     def counters(state: PlainMapping) -> PlainDict:
@@ -188,7 +193,7 @@ def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
 
 
 def _room(run: RunDir, snapshot: Snapshot) -> str:
-    """Ask for room, with the bytes that a checkpoint takes and those that are free, if known."""
+    """Write the request to make room, with needed and free bytes if the latter are known."""
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(run.path).free
         return f"it takes {snapshot.size + MARGIN:,} bytes, {free:,} are free: make room"
@@ -293,18 +298,16 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Read this rank's share of a lazily loaded checkpoint.
-
-    No rank holds the whole state.
+    """Read this rank's shards of a lazily loaded checkpoint, so that no rank holds the full state.
 
     Args:
         snapshot: A snapshot that was loaded lazily.
-        params: Name -> parameter or buffer of the model, in memory. A weight, or a tensor of
-            optimizer state, is sharded as the parameter of its name and shape; all others are read
-            whole.
+        params: Name -> parameter or buffer of the model, in memory. A weight is sharded as the
+            parameter of its name, and optimizer state `NAME/KEY` as parameter NAME, if the shapes
+            are equal; all other tensors are read in full.
 
     Returns:
-        Tensors divided as `params` are, in the dtypes of the file.
+        A snapshot with the tensors in memory, in the dtypes of the file.
 
     Raises:
         CheckpointError: A tensor cannot be read.

@@ -138,11 +138,10 @@ def checkpoint_digest(folder: Path) -> str:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep a run from deleting this checkpoint while the `with` block lasts.
+    """Lock a checkpoint for reading, so that its run does not delete it inside the `with` block.
 
     It holds a shared kernel lock on the manifest, which ends with the process; nothing is written.
-    On a file system without locks nothing is protected, and a checkpoint deleted meanwhile raises
-    an error that says so.
+    On a file system without locks nothing is protected.
 
     Args:
         folder: A checkpoint.

@@ -12,18 +12,15 @@ from optrun.base.formatting import number
 from optrun.base.plain import lookup
 
 LEAST = 0.01
-"""The share of its value before training that eval/loss has to fall by: less than that is nothing
-learnt."""
+"""Smallest relative fall of eval/loss that counts as learning."""
 ENOUGH = 0.1
-"""The share that eval/loss has to fall by before more is said than that it fell.
-
-Two steps move a loss by some percent, and say nothing of what would hold.
-"""
+"""Smallest relative fall of eval/loss for a verdict other than `better`: a loss that fell by some
+percent, after a few steps, says nothing about generalisation."""
 HALF = 0.5
-"""The share of what training gained that has to hold on evaluation; also how far train/loss falls
-by heart."""
+"""Share of the fall of train/loss that eval/loss has to reach; also the relative fall of train/loss
+from which training data count as memorised if eval/loss does not fall."""
 STANDARD_ERRORS = 2.0
-"""By how many of them the right answers have to outnumber those of the majority class."""
+"""Standard errors by which the model's right answers have to exceed those of the majority class."""
 
 
 class Verdict(StrEnum):
@@ -135,7 +132,10 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Write the verdict on an ended run; empty if it is about other weights."""
+    """Write the verdict on an ended run as a sentence.
+
+    Empty if there is none, or if it was made at another step than the last.
+    """
     fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
     generalisation = generalisation_of(summary) if fits else None
     if generalisation is None:
@@ -155,30 +155,33 @@ def _verdict(
         majority: The most frequent class; None: the task has none.
 
     Returns:
-        `memorised` or `no better` if neither the majority class nor the loss before training is
-            beaten; `better` if how much of the gain holds cannot be told; else `generalises`,
-            or `partly` if less than `HALF` of what training gained holds on evaluation.
+        The floor is the accuracy of the majority class, or without classes a fall of eval/loss by
+        1 %. If the model does not beat it: `memorised` if only train/loss fell, by half or more,
+        else `no_better`. If it beats it: `better` if the loss before training is unknown, or if
+        without classes it fell by less than 10 %; `partly` if eval/loss fell by less than half as
+        much as train/loss; else `generalises`.
     """
-    learnt = math.nan if before is None else before - after
-    fitted = math.nan if before is None or train is None else before - train
-    better = before is not None and learnt > LEAST * abs(before)
-    beats_floor = better if majority is None else majority.beaten
+    eval_gain = math.nan if before is None else before - after
+    train_gain = math.nan if before is None or train is None else before - train
+    has_improved = before is not None and eval_gain > LEAST * abs(before)
+    beats_floor = has_improved if majority is None else majority.beaten
     if not beats_floor:
-        by_heart = before is not None and fitted > HALF * abs(before) and not better
-        if by_heart:
+        # Comparisons with NaN are false: without a loss before training nothing is memorised.
+        fits_training = before is not None and train_gain > HALF * abs(before)
+        if fits_training and not has_improved:
             return Verdict.memorised
         return Verdict.no_better
-    if before is None or (majority is None and learnt < ENOUGH * abs(before)):
+    if before is None or (majority is None and eval_gain < ENOUGH * abs(before)):
         return Verdict.better
-    if fitted > 0 and learnt < HALF * fitted:
+    if train_gain > 0 and eval_gain < HALF * train_gain:
         return Verdict.partly
     return Verdict.generalises
 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
-    """Count evaluation texts that are in the training data, too, and all evaluation texts.
+    """Return the number of evaluation texts that are also training texts, and of all of them.
 
-    Both are 0 if unknown.
+    Both are 0 if the summary does not record them.
     """
     counts = lookup(summary, "data", "eval_seen", _set_of(loss))
     if not (
@@ -195,13 +198,13 @@ def _set_of(loss: str) -> str:
 
 
 def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
-    """Count the correct answers of always choosing the most frequent class.
+    """Compare the model with always answering the most frequent class, from the summary's table.
 
-    None unless each example has exactly one class.
+    None without a table of the last step in which each example has one class.
 
-    The model beats that answer on the n1 examples of other classes that it gets right, and loses on
-    the n2 examples of the majority that it gets wrong. n1 - n2 has the standard error sqrt(n1 +
-    n2).
+    The model is right and that answer wrong on the n1 examples of other classes that the model gets
+    right; the reverse holds on the n2 examples of the majority class that it gets wrong. n1 - n2
+    has the standard error sqrt(n1 + n2); the model beats the answer if it exceeds two of these.
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated
         proportions.
@@ -224,9 +227,10 @@ def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
     examples = sum(supports)
     if not examples:
         return None
-    gained = sum(right) - right[most]
-    lost = supports[most] - right[most]
-    beaten = gained - lost > STANDARD_ERRORS * math.sqrt(gained + lost)
+    only_model_right = sum(right) - right[most]
+    only_majority_right = supports[most] - right[most]
+    standard_error = math.sqrt(only_model_right + only_majority_right)
+    beaten = only_model_right - only_majority_right > STANDARD_ERRORS * standard_error
     return Majority(
         str(rows[most]["class"]), supports[most] / examples, sum(right) / examples, examples, beaten
     )

@@ -89,14 +89,14 @@ class RunLock:
 
 
 def _take(path: Path, descriptor: int) -> None:
-    """Take a lock, or none on a file system without locks if the variable `UNLOCKED` is set.
+    """Take a lock; go on without one if there are none and the variable `UNLOCKED` is 1.
 
     Raises:
         LockedError: Another process holds the lock.
         StorageError: The file system has no locks.
     """
     try:
-        if not _takes(descriptor):
+        if not _try_lock(descriptor):
             raise _locked(path, _holder(descriptor))
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -104,13 +104,13 @@ def _take(path: Path, descriptor: int) -> None:
         if os.environ.get(UNLOCKED) != "1":
             raise StorageError(
                 f"{path}: this file system has no locks ({error.strerror}), so two processes could"
-                " write this run at once. Choose another place with hydra.run.dir=DIR, or set"
-                f" {UNLOCKED}=1 where you are sure that there is only one."
+                " write this run at once. Choose another directory with hydra.run.dir=DIR, or set"
+                f" {UNLOCKED}=1 if you are sure that there is only one."
             ) from error
 
 
-def _takes(descriptor: int) -> bool:
-    """Try twice to take a lock, since `is_held` of another process holds it for a moment."""
+def _try_lock(descriptor: int) -> bool:
+    """Try to take a lock, again after 20 ms: `is_held` of another process takes it for a moment."""
     for seconds in (_LOOK, 0.0):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,9 +121,9 @@ def _takes(descriptor: int) -> bool:
 
 
 def refuse_held(path: Path) -> None:
-    """Refuse a lock held by another process, without creating or keeping one.
+    """Refuse a lock file that another process holds; create and keep nothing.
 
-    To find out, the lock is taken for an instant, which is why `RunLock` tries twice.
+    The lock is taken and released at once. A missing file passes.
 
     Raises:
         LockedError: Another process holds the lock; the message names process, host and since when.
@@ -162,12 +162,10 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 @contextmanager
 def starting(path: Path) -> Iterator[None]:
-    """Hold the directory of a run whose lock another process is to take.
+    """Reserve a run directory for ranks that this process starts, and whose rank 0 takes the lock.
 
-    Ranks that this one starts.
-
-    It is the directory itself that is held, so that nothing is made, and rank 0 finds its lock
-    free.
+    The directory itself is locked: no file is created, and rank 0 finds the lock file free. Without
+    effect on a file system without locks.
 
     Args:
         path: The lock file.
@@ -177,10 +175,8 @@ def starting(path: Path) -> Iterator[None]:
     """
     refuse_held(path)
     with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        with contextlib.suppress(
-            OSError
-        ):  # a file system without locks: who takes the lock itself tells it
-            if not _takes(descriptor):
+        with contextlib.suppress(OSError):  # no locks here: rank 0 will report it
+            if not _try_lock(descriptor):
                 raise _locked(path, "")
         yield
 

@@ -214,34 +214,30 @@ def read_metrics(path: Path | str) -> MetricsLog:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drop every record after a step, and every torn line.
+    """Drop every record after a step, and every torn line; kept lines do not change.
 
-    A resumed run then repeats none. Kept lines do not change. The file is replaced atomically; a
-    missing file stays missing.
+    The file is replaced atomically; a missing file stays missing.
 
     Args:
         path: The file.
         step: The last optimizer step to keep.
     """
 
-    def until(line: bytes) -> bytes | None:
+    def keep_until_step(line: bytes) -> bytes | None:
         record = _parse(line)
         if record is not None and record["step"] <= step:
             return line
         return None
 
-    _rewrite(path, until)
+    _rewrite(path, keep_until_step)
 
 
 def take_up(path: Path, step: int) -> None:
-    """Restore `metrics.jsonl` to its state when a checkpoint was saved.
+    """Restore `metrics.jsonl` to its state when a checkpoint was saved, for a run that resumes.
 
-    The resumed run then writes each line exactly once.
-
-    Records after the step go, and so does what the end of a run added to the record of its last
-    step without being due
-    there: a prolonged run has no end at that step. Such names begin with one of the record's
-        `unscheduled` prefixes.
+    Records after the step are dropped. So are unscheduled values: the end of a run evaluates even
+    if no evaluation is due, and a run that continues has no end there. Their names begin with one
+    of the prefixes under `unscheduled` in the record.
 
     Args:
         path: The file.

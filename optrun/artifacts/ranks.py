@@ -1,7 +1,4 @@
-"""What the ranks that write or read one checkpoint do together.
-
-Each its part, and one verdict for all.
-"""
+"""Collectives of the ranks that write or read a checkpoint together; errors reach every rank."""
 
 from __future__ import annotations
 
@@ -40,9 +37,9 @@ def size_of(group: ProcessGroup | None) -> int:
 
 
 def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
-    """Run an action on every rank of a group.
+    """Run an action on every rank of a group, and gather the results on every rank.
 
-    Every rank gets the results of all, or every rank raises the same error.
+    If it fails on a rank, every rank raises the error of the first rank that failed.
 
     Args:
         group: A CPU group (gloo) that no other thread uses. None: this process alone, whose errors
@@ -66,27 +63,24 @@ def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
         rank_result = (act(), None)
     except Exception as error:  # sent to all ranks, which raise it
         rank_result = (None, _picklable(error))
-    every: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
+    gathered: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
     with lost_rank_errors():
-        dist.all_gather_object(every, rank_result, group=group)
-    for rank, (_, refusal) in enumerate(every):
-        if refusal is not None:
-            raise error_of_rank(rank, refusal)
-    return [result for result, _ in every]
+        dist.all_gather_object(gathered, rank_result, group=group)
+    for rank, (_, error_on_rank) in enumerate(gathered):
+        if error_on_rank is not None:
+            raise error_of_rank(rank, error_on_rank)
+    return [result for result, _ in gathered]
 
 
 def call_on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
-    """Run an action on the first rank alone.
-
-    Every rank gets its result or raises its error, as with `gather_results`.
-    """
+    """Run an action on the first rank only; every rank gets its result, or raises its error."""
     first: T | None = gather_results(group, act if rank_of(group) == 0 else lambda: None)[0]
     return cast(T, first)
 
 
 @contextmanager
 def lost_rank_errors() -> Iterator[None]:
-    """Turn the error of a rank that does not answer into RankLostError.
+    """Turn an error of a collective, because another rank does not answer, into RankLostError.
 
     Raises:
         RankLostError: A rank does not answer; gloo has no class of its own for that.

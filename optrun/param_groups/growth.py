@@ -134,10 +134,11 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
 
 
 def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
-    """Name the matrices of the head; no later matrix reads their output.
+    """Find the weights of the head: matrices whose output no later matrix reads.
 
-    They are outside of all blocks and of `base_model`. Of the matrices in one container, or in an
-    `nn.Sequential`, only the last one is. Output embeddings always are.
+    These are the output embeddings, and matrices outside of all blocks and of `base_model`. Of the
+    matrices in one parent module, only the last counts: its order is taken for that of the forward
+    pass. Direct children of the model all count, unless it is an `nn.Sequential`.
     """
     blocks = [path for stack in stacks_of(model) for path in stack.blocks]
     backbone = getattr(model, "base_model", model)
@@ -168,13 +169,14 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
 
 
 def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
-    """Map parameter names to those of the base, and to the ratio of depths.
+    """Map parameter names to their names in the base, and to base depth over depth.
 
-    The match of block i of L is block i L_base // L of the base.
+    Block i of a stack with L blocks matches block floor(i L_base / L) of the base, so that the
+    blocks of the base are spread evenly.
 
     Returns:
-        The name in the base for every parameter; and base depth over depth for the parameters in
-        stacks whose depths differ.
+        Name -> name in the base, for every parameter; and name -> base depth over depth, only for
+        parameters in stacks whose depths differ.
 
     Raises:
         ConfigError: A stack is deeper in the base, or a parameter has no match in the base.
@@ -215,7 +217,11 @@ def _fans(
     shape: tuple[int, ...],
     base_shape: tuple[int, ...],
 ) -> tuple[float, float]:
-    """Return the growth of the number of inputs and of outputs of a parameter.
+    """Return the growth of a parameter's inputs (fan_in) and of its outputs (fan_out).
+
+    Vectors have outputs only, and so have embeddings, whose rows may not grow. Linear layers and
+    convolutions say which dimension is which. Any other matrix must grow in exactly two dimensions
+    by the same factor, so that it does not matter.
 
     Args:
         name: Name of the parameter, for the message.

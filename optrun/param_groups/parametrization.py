@@ -95,11 +95,13 @@ def _shown(base: PlainMapping) -> str:
 def _scale_tied_logits(
     config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]
 ) -> dict[str, float]:
-    """Scale the logits of a head tied to the embedding, as muP asks.
+    """Scale the logits of a head tied to the embedding by 1 / width, as muP asks.
 
-    If the architecture has a configuration key for it, that is returned with its value. Else the
-    norm before the head takes the factor: `logits` of its parameters is set in `sizes`, which is
-    changed, and nothing is returned. Nothing happens if the head is not tied.
+    muP scales the weights of a head down with the width, but not those of an embedding; a tied
+    weight cannot have both, so its logits are scaled instead. width: that of the model over that of
+    the base. If the architecture has a configuration key for it, that is returned with its value.
+    Else the norm before the head carries the factor: `logits` of its parameters is set in `sizes`,
+    which is changed, and the result is empty. Nothing happens if the head is not tied.
 
     Raises:
         ConfigError: There is neither a key nor a norm that can take the factor.
@@ -123,8 +125,8 @@ def _scale_tied_logits(
     except NoCarrierError as error:
         raise ConfigError(
             f"parametrization=mup: {name} of model={config.name} is both embedding and head, which"
-            f" muP scales apart, and {error}. Give model.config.tie_word_embeddings=false, or take"
-            " parametrization=standard."
+            f" muP scales differently, and {error}. Set model.config.tie_word_embeddings=false, or"
+            " use parametrization=standard."
         ) from error
     for leaf, _ in model.get_submodule(path).named_parameters():
         param_name = f"{path}.{leaf}"
@@ -133,9 +135,11 @@ def _scale_tied_logits(
 
 
 def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
-    """Return the configuration key that keeps the size of attention scores, with its value.
+    """Return the configuration key that scales attention scores by 1/head_dim, with its value.
 
-    Empty if heads are as wide as in the base, or if the model has none.
+    The usual scale is 1/sqrt(head_dim). In muP queries and keys become correlated in training, and
+    their product grows with head_dim (Yang et al. 2022). Empty if heads are as wide as in the base,
+    or if the model has none.
 
     Raises:
         ConfigError: Heads are wider, and the architecture has no such key.
@@ -179,8 +183,10 @@ def _head_width(config: object) -> float | None:
 def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str, Growth]) -> None:
     """Scale initial weights, in place, to the standard deviation of the base times `Growth.init`.
 
-    Two standard deviations count as equal if they differ by less than four standard errors. A
-    tensor that is constant here or in the base is multiplied by `Growth.carried` instead.
+    The standard deviations of both initialisations count as equal if the log of their ratio is
+    below four standard errors (of n normal values, the log of the deviation has the variance 1 /
+    2n); then only `Growth.init` is applied. A tensor that is constant here or in the base is
+    multiplied by `Growth.carried` instead.
 
     Args:
         model: Initialised; changed in place.
@@ -197,8 +203,8 @@ def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str,
             param.mul_(size.carried)
             continue
         ratio = base_deviation / deviation
-        noise = math.sqrt(0.5 / base_param.numel() + 0.5 / param.numel())
-        if abs(math.log(ratio)) < 4 * noise:
+        standard_error = math.sqrt(0.5 / base_param.numel() + 0.5 / param.numel())
+        if abs(math.log(ratio)) < 4 * standard_error:
             ratio = 1.0
         param.mul_(size.init * ratio)
 

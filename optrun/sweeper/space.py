@@ -58,22 +58,24 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
 def _takes_integers(
     override: Override, interval: FloatDistribution, before: object, after: object
 ) -> bool:
-    """Tell whether a key takes whole numbers.
+    """Tell whether a swept key takes integers, although Hydra reads the ends as floats.
 
-    A schema converts the low end to the type of the key, which decides. An open mapping converts
-    nothing: there the type of the value without the override decides, or if there is none, whether
-    both ends are written as whole numbers.
+    To find out, the low end is assigned without a decimal point. The first rule that applies:
+
+    1. If the configuration makes it a float, or the step of the range is no integer: no.
+    2. The type of the key's value without the override decides, if that is a number.
+    3. A key that the override adds (`+key`) has no such type: yes if both ends are written as
+       integers.
+    4. Else yes: a schema has kept it an integer.
 
     Args:
         override: The sweep.
         interval: Distribution of the key over floats.
-        before: The value of the key without the override; None: it has none.
-        after: The low end, written without a point where that is possible, as the configuration
-            took it.
+        before: Value of the key without the override; None if there is none.
+        after: Value of the key with the low end assigned.
     """
-    if type(after) is not int or (
-        interval.step is not None and interval.step != int(interval.step)
-    ):
+    has_fractional_step = interval.step is not None and interval.step != int(interval.step)
+    if type(after) is not int or has_fractional_step:
         return False
     if type(before) in (int, float):
         return type(before) is int
@@ -111,7 +113,7 @@ def distribution(override: Override) -> BaseDistribution:
         raise ConfigError(f"{override.input_line}: {error}") from error
     choices = [str(choice) for choice in override.sweep_string_iterator()]
     if len(set(choices)) != len(choices):
-        raise ConfigError(f"{key}: a value stands twice in {override.input_line}.")
+        raise ConfigError(f"{key}: list each value once; got {override.input_line}.")
     return CategoricalDistribution(choices)
 
 
@@ -132,7 +134,7 @@ def _grid(value: RangeSweep) -> BaseDistribution:
 
 
 def low_or_first(distribution: BaseDistribution) -> object:
-    """Pick the first choice or the low end of a distribution, whole if possible."""
+    """Return the first choice of a distribution, or its low end: as an integer if it is whole."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0]
     if distribution.low == int(distribution.low):
@@ -141,7 +143,7 @@ def low_or_first(distribution: BaseDistribution) -> object:
 
 
 def corner_points(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
-    """List as few points as cover both ends of each range and each choice.
+    """List points that together cover both ends of each range and each choice, as few as possible.
 
     Example:
         >>> choices = CategoricalDistribution(["a", "b", "c"])
@@ -152,15 +154,17 @@ def corner_points(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
         key: getattr(kind, "choices", None) or (low_or_first(kind), kind.high)
         for key, kind in space.items()
     }
-    rounds = max(map(len, values_by_key.values()))
-    return [
-        {key: values[min(turn, len(values) - 1)] for key, values in values_by_key.items()}
-        for turn in range(rounds)
-    ]
+    points = []
+    for index in range(max(map(len, values_by_key.values()))):
+        # A key with fewer values repeats its last one.
+        points.append(
+            {key: values[min(index, len(values) - 1)] for key, values in values_by_key.items()}
+        )
+    return points
 
 
 def as_override(key: str, value: object) -> str:
-    """Write a value of a trial as an override."""
+    """Write a value of a trial as an override; a float with all of its digits."""
     if isinstance(value, float):
         return f"{key}={value!r}"
     return f"{key}={value}"

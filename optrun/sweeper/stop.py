@@ -20,7 +20,7 @@ from optrun.base.errors import show_cursor
 from optrun.base.reading import read_text
 
 GRACE_SECONDS = 300.0
-"""For jobs to save and end once the limit of time has asked them to; then they are killed."""
+"""Seconds that jobs have to save and end after the time limit; then they are killed."""
 
 
 class Stop:
@@ -46,11 +46,11 @@ class Stop:
         self._end = None if seconds is None else clock() + seconds
         self._signalled = False
         self.refused = ""
-        """What a disk said that ended the sweep; empty: none did."""
+        """The disk error that ended the sweep; empty if there is none."""
         self.groups: Callable[[], Sequence[int]] = list
-        """Asked for the process groups of the sweep's workers."""
+        """Returns the process groups of the sweep's workers."""
         self.at_work: Callable[[], Sequence[str]] = list
-        """Asked for the jobs that such a process holds."""
+        """Returns the running jobs with unsaved steps."""
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -100,23 +100,29 @@ class Stop:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle a signal: the first asks to stop, a second kills all jobs."""
-        if self._signalled:
-            cut = len(self.at_work())
-            for group in self.groups():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-            if not self.owns_process:
-                raise KeyboardInterrupt
-            if cut:
-                saved = f"nothing new was saved of {cut} job{'s' * (cut > 1)}"
-            else:
-                saved = "every job was saved before"
-            show_cursor()
-            sys.stderr.write(f"\nstopped at once: {saved}. The same command continues it.\n")
-            sys.stderr.flush()
-            os._exit(128 + number)
-        self._signalled = True
+        """Handle a signal: the first requests a stop, a second kills all jobs and ends the sweep.
+
+        The second exits this process with 128 + number, or raises KeyboardInterrupt in a process
+        that the sweep does not own, such as a notebook.
+        """
+        if not self._signalled:
+            self._signalled = True
+            return
+        unsaved = len(self.at_work())
+        for group in self.groups():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        if not self.owns_process:
+            raise KeyboardInterrupt
+        if unsaved:
+            jobs = "job" if unsaved == 1 else "jobs"
+            saved = f"nothing new was saved of {unsaved} {jobs}"
+        else:
+            saved = "every job was saved before"
+        show_cursor()
+        sys.stderr.write(f"\nstopped at once: {saved}. The same command continues it.\n")
+        sys.stderr.flush()
+        os._exit(128 + number)
 
 
 def process_tree(pid: int) -> list[int]:

@@ -73,7 +73,7 @@ class SweepTask:
     fail there."""
 
     def __call__(self, cfg: DictConfig) -> str:
-        """Train one job, or continue it.
+        """Train one job, or continue it; skip it if another process holds it or the sweep stops.
 
         Args:
             cfg: The job's composed configuration.
@@ -82,8 +82,9 @@ class SweepTask:
             A word for the launcher's log. The result of the job is in its directory.
         """
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
-        noted = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-        overrides = list(map(str, noted or ()))  # a reference to an environment variable stays one
+        # Unresolved, so that a reference to an environment variable stays one.
+        task_overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+        overrides = list(map(str, task_overrides or ()))
         sweep = SweepDir(Path(self.launch.folder))
         parent = os.getppid()
         if self.refused or sweep.stop(self.launch.token).exists():
@@ -97,12 +98,9 @@ class SweepTask:
             return "held"
         finally:
             _release_memory()
-            in_pool = multiprocessing.current_process().name.startswith(
-                "LokyProcess"
-            )  # and not the sweep's own
-            if in_pool and os.getppid() != parent:
-                # Its driver is dead: joblib's worker would wait for ever for a job that nobody is
-                # there to give.
+            is_joblib_worker = multiprocessing.current_process().name.startswith("LokyProcess")
+            if is_joblib_worker and os.getppid() != parent:
+                # The process that gives it jobs is dead, and it would wait for ever.
                 os._exit(EXIT_STOPPED_EARLY)
 
     def _take(
@@ -113,11 +111,12 @@ class SweepTask:
         job_cfg: DictConfig,
         overrides: list[str],
     ) -> str:
-        """Run a locked job unless it is done; return a word on what happened.
+        """Run a locked job unless it is done, and record how it ended.
 
-        The record of the job is written before (attempt, sweep process, devices) and after. Any
-        error but a held lock ends as the status of the job: `failed` with a summary, or
-        `refused` if a disk was full.
+        Before training, the record gets one more attempt, the sweep process and the devices; after
+        it, the rung if the job has reached one. An error marks the job as failed in its summary,
+        unless a full disk is the cause: then the job stays to be continued, and later jobs of this
+        process are skipped.
 
         Args:
             sweep: Directory of the sweep.
@@ -125,6 +124,12 @@ class SweepTask:
             record: The record of the job, changed in place.
             job_cfg: Its composed configuration.
             overrides: Its overrides.
+
+        Returns:
+            A word for the log; it begins with `REFUSED` if a disk was full.
+
+        Raises:
+            LockedError: Another process holds the run itself.
         """
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
@@ -168,7 +173,7 @@ class SweepTask:
                 sweep.write_record(name, record)
         state = sweep.state(name)
         if stop_at is not None and (state.step >= stop_at or state.ended):
-            # Its best may be of later: a job that was cut further on, or ended, without a pruner.
+            # Only up to the rung: without a pruner, an earlier start may have trained further.
             record.rungs[str(stop_at)] = sweep.best_until(name, stop_at)
             sweep.write_record(name, record)
         return done
@@ -216,7 +221,7 @@ class SweepTask:
             (parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None
         )
         if stop_at is not None and last_step is not None and last_step >= stop_at:
-            return  # it got there, and was killed before it could say so
+            return  # an earlier attempt got there, and was killed before it recorded it
         resume = None
         if last_step is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values))
@@ -311,34 +316,37 @@ def describe_failure(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _stopped_with_sweep(stop: Path) -> Iterator[None]:
-    """Send this process SIGTERM when the sweep is stopped or its parent is gone.
+    """Send this process SIGTERM if the stop file appears, or its parent process is gone.
 
-    SIGUSR2 counts as such a request, too: SLURM sends it before the time limit if submitit asked
-    for it (`--signal=USR2@90` of `submitit.slurm.slurm`).
+    Also if SIGUSR2 arrives (main thread only): submitit lets SLURM send it before the time limit
+    (`--signal=USR2@90` of `submitit.slurm.slurm`).
+
+    Args:
+        stop: Path of the stop file; checked five times a second.
     """
     parent = os.getppid()
     done = threading.Event()
 
-    def look() -> None:
+    def watch() -> None:
         while not done.wait(_LOOK_SECONDS):
             if stop.exists() or os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    def give_way(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def on_sigusr2(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         os.kill(os.getpid(), signal.SIGTERM)
 
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGUSR2, give_way) if main else None
-    watch = threading.Thread(target=look, name="optrun-sweep-watch", daemon=True)
-    watch.start()
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    handler_before = signal.signal(signal.SIGUSR2, on_sigusr2) if is_main_thread else None
+    thread = threading.Thread(target=watch, name="optrun-sweep-watch", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        watch.join()
-        if main:
-            signal.signal(signal.SIGUSR2, before)
+        thread.join()
+        if is_main_thread:
+            signal.signal(signal.SIGUSR2, handler_before)
 
 
 def _log(run: RunDir, text: str) -> None:
