@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optrun.runner.resume.checkpoint import ResumePoint
 
 _COMPOSING_SECONDS = 60.0
-"""For rank 0, until there is something to run."""
+"""Time for rank 0 to compose the run, beyond the timeout."""
 _PAYLOAD = "payload"
 """Key of the rendezvous for the run to train."""
 _LEFT = "left"
@@ -82,13 +82,13 @@ class Leader:
 
 
 def follow_leader(rank: Rank, rendezvous: Rendezvous) -> int:
-    """Run the payload of rank 0, as another rank of a launcher.
+    """Wait for the run that rank 0 composes, and train as another rank of a launcher.
 
     Returns:
-        The exit code. Rank 0 itself prints its refusals.
+        The exit code: that of rank 0 if it has refused to start, and has printed why.
 
     Raises:
-        OptrunError: How the ranks ended, together, where not all ended well.
+        OptrunError: A rank failed; one error for the ends of all known ranks.
     """
     message = rendezvous.receive(_PAYLOAD, 0, rendezvous.timeout + _COMPOSING_SECONDS)
     if "exit_code" in message:

@@ -1,4 +1,4 @@
-"""The run that ranks get: composed once, sent as JSON, typed again without Hydra."""
+"""The run that is sent to ranks: composed once, sent as JSON, typed again without Hydra."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optrun.runner.resume.checkpoint import ResumePoint
 
 _PATHS = ("checkpoint", "started_from")
-"""Of a `ResumePoint`."""
+"""Fields of a `ResumePoint` that are paths."""
 _SETTLED = (
     "resume",
     "run_name",
@@ -26,19 +26,19 @@ _SETTLED = (
     "training.gradient_accumulation_steps",
     "training.global_batch_size",
 )
-"""Keys that a run which goes on has otherwise than one that begins; the batch is compared when it
-is settled."""
+"""Keys that a resumed run may have otherwise than a new one, so that ranks are not compared by
+them here. The batch is compared later, when its size is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """One run, as every rank gets it."""
+    """One run, in the form in which every rank receives it: plain values only."""
 
     command_line: PlainMapping
     values: PlainMapping
     """The configuration, resolved and plain."""
     plugins: Sequence[PlainMapping]
-    """Records of the plugins that were loaded where it was composed."""
+    """Records of the plugins that were loaded when it was composed."""
     plugins_may_change: bool
     run_dir: str
     resume: PlainMapping | None
@@ -86,7 +86,10 @@ class Payload:
         )
 
     def facts(self) -> dict[str, object]:
-        """Return, by dotted name, the values to be equal on every machine."""
+        """Map dotted names to the values that must be equal on all ranks: configuration, plugins.
+
+        Of the run directory only the name counts: machines may mount it at different paths.
+        """
         facts = {key: value for key, value in flat(self.values).items() if key not in _SETTLED}
         for record in self.plugins:
             facts[f"plugin {record.get('plugin')}"] = record.get("sha256")
@@ -100,11 +103,11 @@ class Payload:
         return RunDir(self.run_dir)
 
     def again(self, *, saved_since: bool) -> Self:
-        """Make the payload of another start, from the last checkpoint if there is one.
+        """Make the payload of a restart, which continues from the newest checkpoint of the run.
 
         Args:
-            saved_since: Whether this start has saved. If not, a checkpoint that the user named
-                still counts.
+            saved_since: Whether the run has saved since its first start. If not, it continues from
+                the checkpoint that the user named, if any.
         """
         point = self.resume or {"checkpoint": None, "started_from": None}
         checkpoint = None if saved_since else point["checkpoint"]
@@ -113,11 +116,11 @@ class Payload:
         return replace(self, resume=point)
 
     def request(self) -> Request:
-        """Type the request again.
+        """Build the request on this rank: load the plugins, and check the values by their schemas.
 
         Raises:
-            ConfigError: A plugin cannot be loaded here, or is another one than where it was
-                composed; a value does not fit.
+            ConfigError: A plugin cannot be loaded here, or has other code than when the run was
+                composed; or a value does not fit its schema.
         """
         plugins.load_again(self.plugins, changes_allowed=self.plugins_may_change, start="run")
         store.register_schemas()
@@ -126,7 +129,7 @@ class Payload:
         return Request(**self.command_line, config=store.typed(cfg), values=self.values)
 
     def resume_point(self) -> ResumePoint | None:
-        """Return the checkpoint to go on from; None: from the start."""
+        """Rebuild the `ResumePoint`; None for a run from the start."""
         from optrun.runner.resume.checkpoint import ResumePoint
 
         if self.resume is None:

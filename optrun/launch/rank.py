@@ -54,24 +54,22 @@ if TYPE_CHECKING:
     from optrun.runner.outcome import Outcome
 
 PARTING_SECONDS = 10.0
-"""For the others to say how they ended, where one has failed."""
+"""Time for the other ranks to report their ends after one has failed."""
 _CONFIRM_SECONDS = 30.0
-"""For the others to hear how rank 0 ended."""
+"""Time for the other ranks to read how rank 0 ended."""
 _GROUPS_SECONDS = 60.0
-"""More than the longest silence.
-
-The watchdog, which knows more, is to speak before a collective gives up.
-"""
+"""Seconds that a collective waits longer than the longest allowed silence, so that the watchdog,
+which can name the rank that hangs, acts first."""
 _UNCONFIRMED = (
     "rank 0 is gone, and did not say whether the last save is whole; resume=auto continues from the"
     " newest one that is."
 )
 _AGREED_CODES = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
-"""Codes that the ranks have agreed on."""
+"""Exit codes with which all ranks end together."""
 _LOOK_SECONDS = 0.2
-"""Between two looks whether rank 0 still runs."""
+"""Seconds between two checks whether rank 0 still runs."""
 _MESSAGE_LENGTH = 3000
-"""Characters of a message that a rank leaves to the process that started it."""
+"""Most characters of a message in a rank's report on its end."""
 
 
 @dataclass
@@ -81,9 +79,9 @@ class Rank:
     launched: Launched
     signals: RankSignals
     is_watched: bool = False
-    """Whether optrun started it: that process finds ranks that hang, and tells how they ended."""
+    """Whether optrun started it: then that process watches the ranks and reports their ends."""
     heartbeats: Heartbeats | None = None
-    """Of the ranks of this machine."""
+    """Table of the ranks of this machine."""
 
     @property
     def is_main(self) -> bool:
@@ -98,15 +96,16 @@ class Rank:
         faulthandler.register(signal.SIGUSR2, stack, all_threads=True)
 
     def join_rendezvous(self, timeout: float, request_facts: Mapping[str, object]) -> Rendezvous:
-        """Meet the other ranks.
+        """Wait for the other ranks, compare code and request, and share a table of heartbeats.
+
+        If a launcher started the ranks, the first rank of each machine creates that table.
 
         Args:
             timeout: Seconds to wait for them.
-            request_facts: What they were asked to run, as far as it is known.
+            request_facts: Facts of the request that must be equal on all ranks, by dotted name.
 
         Raises:
-            ConfigError: Not all of them come, or some run another program, or another
-                configuration.
+            ConfigError: Not all ranks come, or they have other versions, code or requests.
         """
         rendezvous = Rendezvous.join(
             timeout, {**versions(), "code of optrun": code_digest(), **request_facts}
@@ -122,16 +121,15 @@ class Rank:
 
 
 def begin(launched: Launched, heartbeats: Path | None = None) -> Rank:
-    """Make this process a rank: from here on signals are noted.
+    """Make this process a rank: set torch's environment, send heartbeats, store signals.
 
     Args:
-        launched: Which rank it is.
-        heartbeats: Memory file of the process of optrun that started it; None: a launcher did.
+        launched: The rank that it is.
+        heartbeats: Memory file of the optrun process that started it; None: a launcher did.
     """
     set_torch_environment(launched)
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # DDP warns of what find_unused_parameters costs
+    # Without this, DDP warns of the cost of find_unused_parameters.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     rank = Rank(launched, RankSignals(), is_watched=heartbeats is not None)
     if heartbeats is not None:
         rank.share(Heartbeats.open(heartbeats))
@@ -141,13 +139,15 @@ def begin(launched: Launched, heartbeats: Path | None = None) -> Rank:
 
 
 def take_part(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome | None:
-    """Train as one of the ranks.
+    """Train as one of the ranks, and report the end of this rank to the others.
+
+    Other ranks than 0 write their output to a log file from here on.
 
     Returns:
         The outcome on rank 0, None on the others.
 
     Raises:
-        OptrunError: How the ranks ended, together, where not all ended well.
+        OptrunError: A rank failed; one error for the ends of all known ranks, see `error_of`.
     """
     timeout_seconds = float(payload.values["distributed"]["timeout_seconds"])
     rendezvous.timeout = longest_silence(timeout_seconds)
@@ -161,21 +161,22 @@ def take_part(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome |
             outcome = _train(rank, payload, rendezvous)
         except OptrunError as error:
             end = _describe_end(rank, error, error.exit_code)
-            if not rank.is_main:  # into its log; the terminal has it once
+            if not rank.is_main:  # goes to its log; rank 0 prints to the terminal
                 sys.stderr.write(f"optrun: {printable(end.message)}\n")
-        except BaseException as error:  # told together with how the others ended
+        except BaseException as error:  # reported below, together with the ends of other ranks
             end = _describe_end(rank, error, EXIT_FAILED)
-            if not (rank.is_main and end.lost_rank) or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            is_only_consequence = rank.is_main and end.lost_rank
+            if not is_only_consequence or os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
         ends = _report_end(rank, rendezvous, end)
-    together = error_of(ends, payload.run.rank_log)
-    if together is not None:
-        raise together
+    run_error = error_of(ends, payload.run.rank_log)
+    if run_error is not None:
+        raise run_error
     return outcome
 
 
 def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
-    """Describe how this rank ended, from its error."""
+    """Build the report on the end of this rank from its error."""
     text = str(error) or type(error).__name__
     if isinstance(error, OptrunError):
         message = text
@@ -216,10 +217,10 @@ def _train(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome | No
 
 
 def _join_groups(config: DistributedConfig, rendezvous: Rendezvous) -> World:
-    """Make the process groups of torch.distributed; every rank must call this.
+    """Create the process groups of torch.distributed; every rank must call this.
 
-    `backend=auto` means NCCL for tensors on a GPU if there is one, and gloo for the CPU. A
-    collective waits 60 seconds longer than the longest silence that the watchdog allows.
+    `backend=auto` means gloo for tensors on the CPU, and NCCL for those on a GPU if there is one. A
+    collective waits 60 seconds longer than the watchdog allows, see `_GROUPS_SECONDS`.
     """
     import torch
     import torch.distributed as dist
@@ -240,9 +241,9 @@ def _join_groups(config: DistributedConfig, rendezvous: Rendezvous) -> World:
 
 @contextmanager
 def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
-    """Write the output of every rank but the first into its log.
+    """Redirect stdout and stderr of every rank but 0 to its log file, for the rest of the process.
 
-    Output of libraries counts: the file descriptors themselves are redirected.
+    The file descriptors are redirected, so that the output of libraries goes there, too.
     """
     if rank == 0:
         yield
@@ -258,7 +259,7 @@ def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def _printed_log() -> Iterator[None]:
-    """Print the log records of optrun."""
+    """Print the log records of optrun to stdout inside the context."""
     logger = logging.getLogger("optrun")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
@@ -272,57 +273,64 @@ def _printed_log() -> Iterator[None]:
 
 @contextmanager
 def _watching_others(rank: Rank, rendezvous: Rendezvous, timeout_seconds: float) -> Iterator[None]:
-    """End hanging ranks of this machine and report how they ended, while the block lasts.
+    """Kill hanging ranks of this machine inside the context, and report their ends for them.
 
-    Does nothing if optrun itself started the ranks: that process watches them.
+    All ends are reported before the first kill, since this rank may be one of them. Does nothing if
+    optrun itself started the ranks: that process watches them.
     """
     if rank.is_watched or rank.heartbeats is None:
         yield
         return
-    ended: set[int] = set()
+    killed: set[int] = set()
 
-    def end_silent(silent: dict[int, RankStatus]) -> None:
+    def kill_hung(silent: dict[int, RankStatus]) -> None:
         hung = find_hung(silent, timeout_seconds, rank.launched.local_size)
-        new = {local_rank: end for local_rank, end in hung.items() if local_rank not in ended}
-        ended.update(new)
-        for end in new.values():
+        new = hung.keys() - killed
+        killed.update(new)
+        for local_rank in new:
+            end = hung[local_rank]
             with contextlib.suppress(LostRankError):
                 rendezvous.send("end", asdict(end), end.rank)
         for local_rank in new:
             kill(silent[local_rank])
 
-    with Watchdog(rank.heartbeats, timeout_seconds, end_silent):
+    with Watchdog(rank.heartbeats, timeout_seconds, kill_hung):
         yield
 
 
 def _dead_ranks(rank: Rank) -> dict[int, str]:
-    """Describe the last heartbeat of each rank of this machine whose process is dead."""
+    """Map each dead rank of this machine to a description of its last heartbeat."""
     if rank.heartbeats is None:
         return {}
-    heartbeats = [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
-    return {line.rank: str(line) for line in heartbeats if line.pid and not is_alive(line)}
+    statuses = [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    return {status.rank: str(status) for status in statuses if status.pid and not is_alive(status)}
 
 
 def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEnd]:
-    """Report how this rank ended, and wait for rank 0 if all ranks end alike.
+    """Report how this rank ended, and collect the ends of other ranks.
 
-    The first rank that leaves with another code than 0 makes the launcher end the others, and rank
-    0 has its summary and curves to write.
+    - Rank 0 collects the ends that are reported already.
+    - A rank of a launcher that only lost another rank waits 10 s for the ends of all.
+    - If all ranks end together (`_AGREED_CODES`), the others wait for rank 0, which has its summary
+      and curves to write: a launcher kills all ranks as soon as one exits with another code than 0.
+      Rank 0 then waits until they have read its end.
+
+    If rank 0 is gone before it reported, this rank has failed, too.
 
     Returns:
-        The ends that are known here.
+        The end of this rank, and the others that are known.
     """
     rank.signals.close()
     heartbeat.beat(Phase.closing)
     if rank.is_watched:
         _write_end(rank, end)
-    with contextlib.suppress(LostRankError):  # the store is gone with who held it
+    with contextlib.suppress(LostRankError):  # the rank or launcher with the store is gone
         rendezvous.send("end", asdict(end))
     ends: dict[int, PlainDict] = {}
-    waits = end.lost_rank and not rank.is_watched
+    seeks_cause = end.lost_rank and not rank.is_watched
     try:
-        if rank.is_main or waits:
-            ends = _collect_ends(rank, rendezvous, PARTING_SECONDS if waits else 0.0)
+        if rank.is_main or seeks_cause:
+            ends = _collect_ends(rank, rendezvous, PARTING_SECONDS if seeks_cause else 0.0)
         elif end.code in _AGREED_CODES:
             ends = _await_end_of_main(rank, rendezvous)
         if rank.is_main and end.code in _AGREED_CODES:
@@ -336,21 +344,21 @@ def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEn
 
 
 def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[int, PlainDict]:
-    """Collect the ends of all ranks that report one in time.
+    """Collect the ends of all ranks, waiting for them for some seconds.
 
-    Also reports the end of each rank of this machine whose process is dead.
+    For a rank of this machine that died without a report, this rank reports its end.
 
     Args:
         rank: This rank.
-        rendezvous: Where ends are reported, under the key `end`.
-        seconds: How long to wait; 0: those that are there now.
+        rendezvous: Holds the reports, under the key `end`.
+        seconds: How long to wait; 0: return the ends that are reported already.
 
     Raises:
         LostRankError: The store is gone.
     """
     deadline = time.monotonic() + seconds
     while True:
-        # Looked for before collecting: what a rank reported before it was lost still arrives.
+        # In this order: a rank may report its end and die in between.
         gone = {} if rank.is_watched else _dead_ranks(rank)
         ends = rendezvous.collect("end", range(rendezvous.size), min(seconds, _LOOK_SECONDS))
         for number in gone.keys() - ends.keys():
@@ -361,28 +369,28 @@ def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[in
 
 
 def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, PlainDict]:
-    """Wait until rank 0 has told its end; a second signal may have ended it before.
+    """Wait for the end of rank 0, and confirm it; empty if rank 0 dies without a report.
 
     Raises:
-        LostRankError: The store is gone, as with the machine that held it.
+        LostRankError: The store is gone, perhaps with the machine that held it.
     """
     deadline = time.monotonic() + rendezvous.timeout
     ends: dict[int, PlainDict] = {}
     while not ends and time.monotonic() < deadline:
-        gone = 0 in _dead_ranks(rank)  # looked for first: what it told before it went is heard
+        gone = 0 in _dead_ranks(rank)  # first: rank 0 may report its end and die in between
         ends = rendezvous.collect("end", [0], 0.0 if gone else _LOOK_SECONDS)
         if gone:
             break
     if ends:
-        with contextlib.suppress(LostRankError):  # rank 0 has told, and need not wait
+        with contextlib.suppress(LostRankError):  # rank 0 may have left already
             rendezvous.send("confirmed", None)
     return ends
 
 
 def _await_confirmations(rank: Rank, rendezvous: Rendezvous) -> None:
-    """Wait until all live ranks confirm that they read rank 0's end, at most 30 s.
+    """Wait until all live ranks confirm that they have read the end of rank 0, at most 30 s.
 
-    Rank 0 may hold the store, so its own exit would cut off those that have not read yet.
+    Rank 0 may hold the store: if it exits, ranks that have not read yet never can.
 
     Raises:
         LostRankError: The store is gone.
@@ -395,12 +403,12 @@ def _await_confirmations(rank: Rank, rendezvous: Rendezvous) -> None:
 
 
 def leave(code: int) -> int:
-    """End this process without taking Python down.
+    """Exit this process at once, with flushed output, if it has process groups.
 
-    Threads of gloo outlive their group, and would abort it.
+    An ordinary exit of Python may abort, because threads of gloo outlive their group.
 
     Returns:
-        The exit code, where there was no group.
+        The exit code, if there are no process groups.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
@@ -412,10 +420,10 @@ def leave(code: int) -> int:
 
 
 def main() -> int:
-    """Run the payload of the optrun process that started this one.
+    """Run the payload of the optrun process that started this rank.
 
     Returns:
-        The exit code; the starting process says what it stands for.
+        The exit code for torch's launcher; the own one is in the report on the end of the rank.
     """
     heartbeats, payload_file = map(Path, sys.argv[1:])
     own_launch = launched(os.environ)
@@ -426,7 +434,7 @@ def main() -> int:
         rendezvous = rank.join_rendezvous(
             payload.values["distributed"]["timeout_seconds"], payload.facts()
         )
-    except RendezvousError as error:  # a rank that does not come was lost on its way
+    except RendezvousError as error:  # the rank that did not come is the cause
         _write_end(rank, RankEnd(own_launch.rank, EXIT_FAILED, str(error), lost_rank=True))
         return leave(EXIT_FAILED)
     except OptrunError as error:
@@ -440,10 +448,10 @@ def main() -> int:
 
 
 def _code_for_torch(exit_code: int) -> int:
-    """Return the exit code of a rank, as torchrun should see it.
+    """Return the exit code of a rank for torch's launcher: 1 for a failure, 0 for any other end.
 
-    torchrun ends the other ranks as soon as one exits with another code than 0. If the ranks have
-    agreed on an end, each comes to it by itself; `_write_end` has left its code.
+    The launcher kills the other ranks as soon as one exits with another code than 0. In any other
+    end all ranks end together, each with its report by `_write_end`.
     """
     if exit_code == EXIT_FAILED:
         return EXIT_FAILED
@@ -451,7 +459,7 @@ def _code_for_torch(exit_code: int) -> int:
 
 
 def _write_end(rank: Rank, end: RankEnd) -> None:
-    """Write how this rank ended for the process that started it."""
+    """Write the report on this rank's end for the process that started it, the message cut."""
     assert rank.heartbeats is not None
     message = end.message[:_MESSAGE_LENGTH]
     text = json.dumps(asdict(replace(end, message=message)), ensure_ascii=False)

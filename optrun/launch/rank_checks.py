@@ -1,4 +1,4 @@
-"""Count the ranks and devices of this machine, and refuse ranks that cannot be."""
+"""Count the ranks and devices of this machine, and refuse impossible combinations of them."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ def device_count(config: RunConfig) -> int | None:
 
 
 def idle_note(config: RunConfig) -> str | None:
-    """Say how many GPUs a run in one process leaves idle; None if there is one at most."""
+    """Write a note on the GPUs that a run in one process leaves idle; None if there are none."""
     count = device_count(config) or 0
     if isinstance(config.distributed, RanksConfig) or count < 2:
         return None
@@ -51,16 +51,18 @@ def idle_note(config: RunConfig) -> str | None:
 def refuse_unfit(
     config: RunConfig, overrides: Sequence[str], launched: Launched | None, *, resumes: bool = False
 ) -> None:
-    """Refuse impossible ranks, before a directory is made.
+    """Refuse ranks that this machine, its launcher or the configuration cannot have.
+
+    Called before a run directory is made.
 
     Args:
         config: Typed and checked.
-        overrides: Of the command line.
-        launched: What a launcher says of this process; None: optrun starts the ranks.
-        resumes: Whether a start that is repeated goes on with the run.
+        overrides: The overrides on the command line.
+        launched: The rank of this process under a launcher; None: optrun starts the ranks.
+        resumes: Whether the same command, if repeated, continues the run.
 
     Raises:
-        ConfigError: With the key.
+        ConfigError: The message names the key.
     """
     distributed = config.distributed
     nproc_per_node = config.training.nproc_per_node
@@ -81,9 +83,9 @@ def refuse_unfit(
     local_ranks = launched.local_size if launched is not None else nproc(config)
     refuse_composed(config, launched.size if launched is not None else local_ranks)
     devices = device_count(config)
-    # With srun --gpus-per-task=1 each rank sees its own device only.
-    own_device = launched is not None and devices == 1
-    if devices is not None and local_ranks > devices and not own_device:
+    # With srun --gpus-per-task=1 each rank sees only its own device.
+    has_own_device = launched is not None and devices == 1
+    if devices is not None and local_ranks > devices and not has_own_device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "CUDA devices" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
         if launched is None:
@@ -91,17 +93,17 @@ def refuse_unfit(
         else:
             key = f"{launched.launcher}: {local_ranks} ranks"
         raise ConfigError(
-            f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most"
-            f" {devices}, or training.device=cpu."
+            f"{key}: more ranks than devices: this machine has {devices} ({seen}). Start at most"
+            f" {devices} ranks, or add training.device=cpu."
         )
     _refuse_backend(distributed, on_cuda=devices is not None)
 
 
 def refuse_idle_nproc(nproc_per_node: object) -> None:
-    """Refuse a number of ranks beside `distributed=none`.
+    """Refuse a number of ranks (any but `auto`) together with `distributed=none`.
 
     Raises:
-        ConfigError: With the key.
+        ConfigError: The message names the key.
     """
     if nproc_per_node != "auto":
         raise ConfigError(
@@ -112,14 +114,14 @@ def refuse_idle_nproc(nproc_per_node: object) -> None:
 
 
 def refuse_composed(config: RunConfig, ranks: int | None) -> None:
-    """Refuse a configuration for ranks if no machine could run it.
+    """Refuse a configuration for several ranks that no machine could run.
 
     Args:
-        config: Typed and checked; of a run on ranks.
-        ranks: All there will be; None: the machine decides.
+        config: Typed and checked, with `distributed=ddp` or `fsdp`.
+        ranks: Number of all ranks; None: the machine decides.
 
     Raises:
-        ConfigError: With the key.
+        ConfigError: The message names the key.
     """
     distributed = config.distributed
     device = config.training.device
@@ -132,8 +134,8 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
         )
     if kind == "mps":
         raise ConfigError(
-            f"training.device={device}: one device; distributed={distributed.name} is for cuda and"
-            " cpu."
+            f"training.device={device}: distributed={distributed.name} runs on cuda or cpu. Take"
+            " distributed=none, or training.device=cpu."
         )
     if ranks is not None:
         config.training.step_over(ranks)
@@ -147,8 +149,8 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
     task = config.task
     if isinstance(task, PreferenceConfig) and task.loss_type.has_reference:
         raise ConfigError(
-            "distributed=fsdp: task=preference needs the start model whole, for its reference. Take"
-            " distributed=ddp, or a loss without a reference, task.loss_type=orpo or simpo."
+            "distributed=fsdp: task=preference keeps the start model unsharded, as its reference."
+            " Take distributed=ddp, or a loss without a reference, task.loss_type=orpo or simpo."
         )
     refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
 
@@ -167,7 +169,7 @@ def refuse_one_process(launched: Launched) -> NoReturn:
 
 
 def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bool) -> None:
-    """Refuse keys that the launcher decides, and its restarts without `resume=auto`."""
+    """Refuse keys that the launcher decides, and restarts of torchrun that would not resume."""
     for key in OF_STARTER:
         if key in typed:
             raise ConfigError(
@@ -207,10 +209,13 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
 
 
 def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse ranks with one and the same device; all ranks must call this.
+    """Refuse several ranks on one device; all ranks must call this.
+
+    Only ranks that see exactly one device are compared: `srun --gpus-per-task` may give each rank
+    its own, or all the same.
 
     Raises:
-        ConfigError: With the ranks and the device.
+        ConfigError: The message names the ranks and the device.
     """
     own_device = None
     if device_count(config) == 1:
@@ -223,10 +228,10 @@ def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
 
 
 def shared_device(devices: Sequence[str | None]) -> str | None:
-    """Describe ranks on one shared device; None if each has its own.
+    """Write the message on the first device that several ranks have; None if there is none.
 
     Args:
-        devices: Machine and device of each rank; None for a rank that sees several.
+        devices: Machine and device of each rank; None for a rank that sees several, or none.
     """
     for device in devices:
         ranks = [rank for rank, rank_device in enumerate(devices) if rank_device == device]

@@ -43,12 +43,12 @@ def train_on_ranks(
         request: Composed; no rank runs Hydra.
         run: Where to write; exists.
         console: What rank 0 shows goes to standard output; quiet: nothing.
-        resume: Where to go on; None: from the start.
+        resume: Where to continue; None: from the start.
         stop_at: Pause after this many optimizer steps.
 
     Raises:
         LockedError: Another process writes this run, or is about to.
-        OptrunError: How the ranks ended, together, where not all ended well.
+        OptrunError: A rank failed; one error for the ends of all ranks, see `error_of`.
     """
     distributed = request.config.distributed
     origins.refuse_code_of_program(request.values, f"the ranks of distributed={distributed.name}")
@@ -101,11 +101,12 @@ def train_on_ranks(
 
 
 def _record_failure(run: RunDir, error: OptrunError) -> None:
-    """Write into the summary why a run failed.
+    """Write the error of a run into its summary, since rank 0 may not know it or may be dead.
 
-    Where rank 0 could not, or knew only that another rank had left.
+    Does nothing for other exit codes than 1, or if the summary says that the run has ended
+    otherwise. Errors of writing are ignored: the error of the run matters more.
     """
-    with contextlib.suppress(OSError, ValueError, OptrunError):  # what ended the run is what counts
+    with contextlib.suppress(OSError, ValueError, OptrunError):
         values = read_summary(run.summary)
         if error.exit_code != EXIT_FAILED or values.get("status") not in ("running", "failed"):
             return

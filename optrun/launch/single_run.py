@@ -1,4 +1,4 @@
-"""One run: in a directory of its own, under Hydra's job, with its log and its result shown."""
+"""Start one run in a new directory, as a job of Hydra."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     """Train a new run in a new directory.
 
     Args:
-        hydra: Over the user's folders.
-        command_line: Its overrides are checked.
-        cfg: What they compose to, Hydra's node in it.
-        caller: Who asked for it.
+        hydra: Finds configurations in the user's folders.
+        command_line: The command line, with checked overrides.
+        cfg: The composed configuration, with Hydra's own node.
+        caller: Who asked for the run.
 
     Raises:
-        OptrunError: As `execute`; where it is refused before it began, nothing is left behind.
+        OptrunError: As `execute`. If the run is refused before it began, its files are removed.
     """
     request = build_request(
         command_line, cfg, command_line.overrides
@@ -128,9 +128,9 @@ def execute(
 
 
 def _mark_as_ours(run: RunDir) -> None:
-    """Make the lock file before Hydra writes into the folder.
+    """Create the folder and lock file of a run, before Hydra writes there.
 
-    A torn `.hydra/` beside it is then known to be optrun's.
+    If the start is killed, the lock file shows that the torn `.hydra/` is optrun's.
 
     Raises:
         StorageError: The disk refused.
@@ -170,10 +170,10 @@ def refuse_used(folder: Path) -> None:
 
 
 def forget_unbegun(run: RunDir) -> None:
-    """Remove the files of a start refused before its run began.
+    """Remove the files of a refused start, so that the corrected command can use the folder.
 
-    The same directory can then take the mended command. Only files that a start writes are
-    deleted, by name; a folder goes if nothing else is in it.
+    Does nothing if the run has a summary or metrics. Only files that a start writes are deleted, by
+    name; a folder goes if nothing else is in it.
     """
     if run.summary.exists() or run.metrics.exists():
         return

@@ -212,7 +212,7 @@ def test_a_reference_is_not_divided() -> None:
         "training.device=cpu",
     ]
     with pytest.raises(
-        ConfigError, match="distributed=fsdp: task=preference needs the start model whole"
+        ConfigError, match="distributed=fsdp: task=preference keeps the start model unsharded"
     ):
         refuse_unfit(composed(*given, "data=files", "distributed=fsdp"), (), None)
     refuse_unfit(
