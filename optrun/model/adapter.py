@@ -232,7 +232,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)  # which lets every factor train, frozen ones too
+            layer.enable_adapters(True)  # peft lets all factors train then, also frozen ones
         for param, requires_grad in trains.items():
             param.requires_grad_(requires_grad)
 

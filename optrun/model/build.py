@@ -307,7 +307,7 @@ def build_with_start_weights(
 
 
 def _dtype(config: ModelConfig) -> torch.dtype:
-    """Return the torch dtype called `model.dtype`."""
+    """Convert `model.dtype` to a dtype of torch."""
     torch_dtype: torch.dtype = getattr(torch, config.dtype.value)
     return torch_dtype
 

@@ -256,7 +256,7 @@ def _returns_head_output(
         values = torch.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, states.numel())
         return values.to(states).view_as(states)
 
-    # Any logits have the shape of its input here: the model passes them on unread.
+    # The replaced head returns as many values as it gets, so the logits have its input's width.
     output = fixed_output(torch.empty(*ids.shape, head.in_features, device=ids.device)).double()
     vars(head)["forward"] = fixed_output
     logits = model(input_ids=ids).logits.double()

@@ -327,6 +327,7 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
     if getattr(config, "trust_remote_code", False):
         return
     where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
+    # Each key with its implementation, or with a mapping from parts of the model to theirs.
     implementations: list[tuple[str, object]] = [
         ("model.attn_implementation", config.attn_implementation)
     ]
@@ -336,7 +337,6 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
             key = f"{name} of its {type(part).__name__}"
             implementations.append((key, getattr(part, f"_{name}", None)))
     for key, value in implementations:
-        # A mapping has an implementation for each part of a model.
         for chosen in value.values() if isinstance(value, dict) else [value]:
             if isinstance(chosen, str) and "/" in chosen:
                 raise ConfigError(

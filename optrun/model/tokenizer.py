@@ -233,7 +233,7 @@ def train_tokenizer(
     if not any(texts()):
         raise ConfigError(
             "data: the training rows have no text to learn a vocabulary from: the text column is"
-            " empty."
+            " empty. Name another column or file."
         )
     libraries = versions("tokenizers", "transformers")
     settings = ("bpe-2", libraries, kind, str(vocab_size), str(MIN_FREQUENCY))
