@@ -92,14 +92,14 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     NaN if a side is constant, empty or not finite, as in scipy.
     """
-    x = _centred(predictions)
-    y = _centred(labels)
+    x = _centred_to_length_1(predictions)
+    y = _centred_to_length_1(labels)
     if x is None or y is None:
         return math.nan
     return min(max(float(x @ y), -1.0), 1.0)  # rounding may exceed 1
 
 
-def _centred(values: np.ndarray) -> np.ndarray | None:
+def _centred_to_length_1(values: np.ndarray) -> np.ndarray | None:
     """Subtract the mean, and scale to length 1, in float64.
 
     None if values are not finite, or there are no two different ones.

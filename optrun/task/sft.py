@@ -81,28 +81,40 @@ class Sft(ChatTask):
         for split in source.splits:
             self.columns_of[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
-            if first is not None:
-                self.kinds[split.key] = type(first)
-            if isinstance(first, Plain) and self.config.assistant_only_loss:
-                raise ConfigError(
-                    f"task.assistant_only_loss=true: prompts and completions of {split.key} are"
-                    " plain texts, without an assistant. Leave it false: task.completion_only_loss"
-                    " puts the loss on completions."
-                )
+            if first is None:
+                continue
+            self.kinds[split.key] = type(first)
             if isinstance(first, Chat):
                 self.require_template(split, tokenizer)
-                if first.prompt_turns is None and self.config.completion_only_loss:
-                    raise ConfigError(
-                        f"task.completion_only_loss=true: the rows of {split.key} are whole chats,"
-                        " without a completion. task.assistant_only_loss=true puts the loss on the"
-                        " assistant's turns."
-                    )
+            self._refuse_wrong_loss_key(split, first)
         if Chat not in self.kinds.values():
             self.template = None  # a tokenizer's template that no row needs is not rendered
         self.set_end_of_answers(tokenizer)
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
             self._note_answer_spans(source.train)
+
+    def _refuse_wrong_loss_key(self, split: Split, first: Chat | Plain) -> None:
+        """Refuse a loss on answers of plain texts, or on completions of whole chats.
+
+        The first row shows the kind of all rows of the split.
+
+        Raises:
+            ConfigError: With the key, and the one that fits.
+        """
+        if isinstance(first, Plain):
+            if self.config.assistant_only_loss:
+                raise ConfigError(
+                    f"task.assistant_only_loss=true: prompts and completions of {split.key} are"
+                    " plain texts, without an assistant. Leave it false: task.completion_only_loss"
+                    " puts the loss on completions."
+                )
+        elif first.prompt_turns is None and self.config.completion_only_loss:
+            raise ConfigError(
+                f"task.completion_only_loss=true: the rows of {split.key} are whole chats, without"
+                " a completion. task.assistant_only_loss=true puts the loss on the assistant's"
+                " turns."
+            )
 
     # Examples
     # ----------------------------------------------------------------------------------------------
