@@ -74,9 +74,16 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
 
 
 def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[str]]:
-    """Compose the configuration with the preset of the dialect.
+    """Compose the configuration with the preset of the dialect; typed values win over the preset.
 
-    Values of the command line win over the preset.
+    If no optimizer is named, the first one with this dialect is taken, and a note says so.
+
+    Returns:
+        The composed request, and the notes.
+
+    Raises:
+        ConfigError: A run is resumed or branched, the parametrization is not standard, or the
+            chosen optimizer has no such dialect.
     """
     from optrun.certify.optimizer import family_of
     from optrun.config.compose import compose_changed

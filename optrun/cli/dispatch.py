@@ -1,4 +1,4 @@
-"""Which module runs a command line. Imports nothing heavy."""
+"""Choose the module that runs a command line. Imports nothing heavy."""
 
 import importlib
 import os

@@ -37,7 +37,7 @@ _OF_SWEEPS = (
     "hydra/launcher",
     overrides.SEARCH,
 )
-"""Begin the overrides that a single run would ignore."""
+"""Begins of overrides that would have no effect on a single run."""
 
 
 def run(argv: list[str]) -> int:
@@ -115,7 +115,10 @@ def _show(
 
 
 def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> int:
-    """Run as a rank above 0; only rank 0 answers `--help` and the like."""
+    """Run as a rank above 0, which gets its work from rank 0.
+
+    Options such as `--help` are answered by rank 0 alone.
+    """
     _refuse_alone(rank_info, args)
     if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
         return EXIT_DONE
@@ -123,7 +126,11 @@ def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> i
 
 
 def _refuse_alone(rank_info: Launched, args: argparse.Namespace) -> None:
-    """Refuse several processes for a command line without distributed training."""
+    """Refuse several processes for a command line that starts no distributed training.
+
+    A recipe, a folder of choices, and a launcher such as torchrun may still ask for it; that is
+    checked after composition.
+    """
     may_be_distributed = any(
         token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides
     )
@@ -163,7 +170,10 @@ def _join(
 
 
 def _timeout(tokens: Sequence[str]) -> float:
-    """Read the timeout for the other ranks from typed overrides, before composition."""
+    """Read the timeout for the other ranks from the overrides, before anything is composed.
+
+    A value that is no number counts as the default; rank 0 refuses it later.
+    """
     timeouts = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
     try:
         return float(timeouts[-1].partition("=")[2])
