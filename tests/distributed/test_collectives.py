@@ -58,8 +58,8 @@ def counted(folder: str, overrides: list[str], rank: int) -> None:
 
     with (
         patch.object(TrainStep, "compute", profiled(TrainStep.compute)),
-        patch.object(TrainStep, "update", profiled(TrainStep.update)),
-        patch.object(TrainStep, "read", profiled(TrainStep.read)),
+        patch.object(TrainStep, "start_update", profiled(TrainStep.start_update)),
+        patch.object(TrainStep, "read_result", profiled(TrainStep.read_result)),
         _no_pictures(),
     ):
         start = Start(Path(folder, "run"), overrides)

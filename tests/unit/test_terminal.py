@@ -135,7 +135,7 @@ def test_sentences_at_the_end_break_between_words(
     best = "best: step 12 by eval/accuracy 0.55 (max), " + "a tie of several evaluations " * 6
     monkeypatch.setattr(console, "sentence_of", lambda _: "")
     monkeypatch.setattr(console, "describe_best", lambda _: best)
-    monkeypatch.setattr(console, "_results", lambda *_: None)
+    monkeypatch.setattr(console, "_print_metrics", lambda *_: None)
     shown = Console(
         file=io.StringIO(), force_terminal=kind == "a terminal", width=60, color_system=None
     )
