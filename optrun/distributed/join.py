@@ -143,7 +143,7 @@ def _read_local_rank(
 
 
 def _count_local_tasks(env: Mapping[str, str]) -> int | None:
-    """Read the number of tasks that srun starts on this machine; None if SLURM does not set it.
+    """Read the number of srun's tasks on this machine; None if SLURM does not set it.
 
     SLURM_STEP_TASKS_PER_NODE=4(x2),1 means 4 tasks on each of two machines and 1 on the third;
     SLURM_NODEID is the index of this machine. SLURM_NTASKS_PER_NODE is not used: it is the number
@@ -184,7 +184,7 @@ def _read_number(env: Mapping[str, str], name: str, launcher: str, size: str = "
 
 
 def set_torch_environment(launched: Launched) -> None:
-    """Set the environment variables that `torch.distributed` reads, as torchrun does.
+    """Set the environment variables of `torch.distributed`, as torchrun does.
 
     An existing MASTER_ADDR or MASTER_PORT is kept.
 

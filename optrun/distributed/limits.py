@@ -14,7 +14,7 @@ def longest_silence(timeout_seconds: float) -> float:
 
 
 def allowed_silence(status: RankStatus, timeout_seconds: float) -> float:
-    """Return the seconds that a rank may be silent after its last heartbeat.
+    """Return the allowed silence of a rank after its last heartbeat, in seconds.
 
     That is `timeout_seconds`; but at least 300 until every rank has done its first step.
 
@@ -30,7 +30,7 @@ def allowed_silence(status: RankStatus, timeout_seconds: float) -> float:
 
 
 def describe_limit(status: RankStatus, timeout_seconds: float) -> str:
-    """Write the seconds that a rank may be silent, with the option that sets them.
+    """Write the allowed silence of a rank with its option, for messages.
 
     Example:
         >>> early = RankStatus(1, 0, Phase.training, 0, 0.0)

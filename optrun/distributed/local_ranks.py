@@ -81,7 +81,7 @@ def run_ranks(
 
 
 def _run_once(ranks: LocalRanks, heartbeats: Heartbeats, command: Sequence[str]) -> list[RankEnd]:
-    """Start the ranks once, kill those that hang, and return how each ended."""
+    """Start the ranks once, kill hanging ones, and return how each ended."""
     hung: dict[int, RankEnd] = {}
 
     def kill_hung(silent: dict[int, RankStatus]) -> None:
@@ -147,7 +147,7 @@ def _read_end(heartbeats: Heartbeats, local_rank: int, exit_code: int) -> RankEn
 
 @contextmanager
 def _environment(nproc: int) -> Iterator[None]:
-    """Silence the log of torch's launcher, and set OMP_NUM_THREADS so that ranks share the cores.
+    """Silence the log of torch's launcher, and divide the cores among ranks by OMP_NUM_THREADS.
 
     The launcher would log every exit code but 0 as a failure, even that of a rank that stops early;
     optrun reports how ranks ended itself. OMP_NUM_THREADS is kept if it is set. All is restored.

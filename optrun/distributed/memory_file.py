@@ -33,7 +33,7 @@ class MemoryFile:
 
 
 def read_text(path: Path) -> str:
-    """Read the text that another process has written to its memory file so far.
+    """Read the text of another process's memory file.
 
     Raises:
         OSError: That process has ended, or has closed the file.

@@ -41,7 +41,7 @@ class RankSignals:
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """Store signals from now on, and start the thread that passes requests on."""
+        """Store signals from now on, and start a thread to pass requests on."""
         for number in _STOPS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
@@ -107,7 +107,7 @@ class RankSignals:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _training_handler(self) -> Any:
-        """Return the `training.signals.SignalHandler` that handles SIGTERM now; None if none does.
+        """Return training's current handler of SIGTERM; None if training has not installed one.
 
         It is recognised by its attribute `stop_signal`, since this package may not import training.
         """
@@ -118,6 +118,6 @@ class RankSignals:
 
     @staticmethod
     def _is_second(handler: object) -> bool:
-        """Tell whether training has been stopping for 2.5 s, so that a request is a second one."""
+        """Tell whether a request counts as a second one: training has been stopping for 2.5 s."""
         stopped_at: float = getattr(handler, "stopped_at", 0.0)
         return time.monotonic() - stopped_at > _REPEAT_SECONDS

@@ -93,7 +93,7 @@ class Rendezvous:
         return rendezvous
 
     def _wait_for_all_ranks(self, where: str) -> str:
-        """Wait for every rank, and return an id of this start that all ranks share.
+        """Wait for every rank, and return an id of this start, equal on all ranks.
 
         The store of a launcher may still hold messages of an earlier start, so the presence of a
         key proves nothing. Three steps make sure that all ranks are here now:
@@ -152,7 +152,7 @@ class Rendezvous:
         return None
 
     def _confirm_welcome(self, nonce: str) -> str | None:
-        """Wait until rank 0 publishes this rank's nonce, and confirm that it was read.
+        """Wait until rank 0 publishes this rank's nonce, and confirm it.
 
         Returns:
             The nonce of rank 0, which is the id of this start; None: the time is up.
@@ -308,7 +308,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """List the numbers of one or more ranks for a message; count those after the eighth.
+    """List the numbers of one or more ranks for a message; only count any after the eighth.
 
     Example:
         >>> name_ranks([1]), name_ranks([0, 2, 3]), name_ranks(range(20))

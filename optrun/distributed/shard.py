@@ -205,7 +205,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def model_class(model: nn.Module) -> type[Any]:
-    """Return the class of a model without the subclass that `fully_shard` makes of it."""
+    """Return the class of a model before `fully_shard` made a subclass of it."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 

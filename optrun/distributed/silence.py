@@ -22,7 +22,7 @@ _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optr
 def find_hung(
     silent: dict[int, RankStatus], timeout_seconds: float, local_size: int
 ) -> dict[int, RankEnd]:
-    """Find the ranks that hang, among the silent ranks of this machine, and report each as ended.
+    """Find the hanging ranks among the silent ranks of this machine, and describe their ends.
 
     A silent rank may only wait for a rank that hangs. So the first of these that has a member wins:
 
@@ -69,7 +69,7 @@ def find_hung(
 
 
 def kill(status: RankStatus) -> None:
-    """Send SIGKILL to a rank; to its whole process group if it leads one, which has its workers.
+    """Send SIGKILL to a rank; to its process group with its workers if it leads one.
 
     Does nothing if the rank has no pid yet, is gone, or belongs to another user.
     """

@@ -110,7 +110,7 @@ def error_of(
 
 
 def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
-    """List the failed ranks that caused the failure of the others; those with a message first.
+    """List the root causes among failed ranks; ranks with a message first.
 
     The launcher sends SIGTERM to the other ranks when one has failed, and a rank that waits for a
     dead one fails, too. So the first of these that has a member wins:

@@ -82,7 +82,7 @@ class Leader:
 
 
 def follow_leader(rank: Rank, rendezvous: Rendezvous) -> int:
-    """Wait for the run that rank 0 composes, and train as another rank of a launcher.
+    """Receive the run from rank 0, and train as another rank of a launcher.
 
     Returns:
         The exit code: that of rank 0 if it has refused to start, and has printed why.

@@ -86,7 +86,7 @@ class Payload:
         )
 
     def facts(self) -> dict[str, object]:
-        """Map dotted names to the values that must be equal on all ranks: configuration, plugins.
+        """Map dotted names to values for comparison across ranks: configuration and plugins.
 
         Of the run directory only the name counts: machines may mount it at different paths.
         """
@@ -103,7 +103,7 @@ class Payload:
         return RunDir(self.run_dir)
 
     def again(self, *, saved_since: bool) -> Self:
-        """Make the payload of a restart, which continues from the newest checkpoint of the run.
+        """Make the payload of a restart from the newest checkpoint of the run.
 
         Args:
             saved_since: Whether the run has saved since its first start. If not, it continues from

@@ -388,7 +388,7 @@ def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, PlainDic
 
 
 def _await_confirmations(rank: Rank, rendezvous: Rendezvous) -> None:
-    """Wait until all live ranks confirm that they have read the end of rank 0, at most 30 s.
+    """Wait at most 30 s until all live ranks have read the end of rank 0.
 
     Rank 0 may hold the store: if it exits, ranks that have not read yet never can.
 
@@ -420,7 +420,7 @@ def leave(code: int) -> int:
 
 
 def main() -> int:
-    """Run the payload of the optrun process that started this rank.
+    """Run the payload of the starting optrun process.
 
     Returns:
         The exit code for torch's launcher; the own one is in the report on the end of the rank.
@@ -459,7 +459,7 @@ def _code_for_torch(exit_code: int) -> int:
 
 
 def _write_end(rank: Rank, end: RankEnd) -> None:
-    """Write the report on this rank's end for the process that started it, the message cut."""
+    """Write the report on this rank's end for the starting process; cut its message."""
     assert rank.heartbeats is not None
     message = end.message[:_MESSAGE_LENGTH]
     text = json.dumps(asdict(replace(end, message=message)), ensure_ascii=False)

@@ -38,7 +38,7 @@ def device_count(config: RunConfig) -> int | None:
 
 
 def idle_note(config: RunConfig) -> str | None:
-    """Write a note on the GPUs that a run in one process leaves idle; None if there are none."""
+    """Write a note on GPUs left idle by a run in one process; None without any."""
     count = device_count(config) or 0
     if isinstance(config.distributed, RanksConfig) or count < 2:
         return None
@@ -51,7 +51,7 @@ def idle_note(config: RunConfig) -> str | None:
 def refuse_unfit(
     config: RunConfig, overrides: Sequence[str], launched: Launched | None, *, resumes: bool = False
 ) -> None:
-    """Refuse ranks that this machine, its launcher or the configuration cannot have.
+    """Refuse ranks impossible for this machine, its launcher or the configuration.
 
     Called before a run directory is made.
 
@@ -114,7 +114,7 @@ def refuse_idle_nproc(nproc_per_node: object) -> None:
 
 
 def refuse_composed(config: RunConfig, ranks: int | None) -> None:
-    """Refuse a configuration for several ranks that no machine could run.
+    """Refuse a configuration for several ranks if no machine could run it.
 
     Args:
         config: Typed and checked, with `distributed=ddp` or `fsdp`.
@@ -169,7 +169,7 @@ def refuse_one_process(launched: Launched) -> NoReturn:
 
 
 def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bool) -> None:
-    """Refuse keys that the launcher decides, and restarts of torchrun that would not resume."""
+    """Refuse keys decided by the launcher, and restarts of torchrun without a resume."""
     for key in OF_STARTER:
         if key in typed:
             raise ConfigError(
@@ -185,7 +185,7 @@ def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bo
 
 
 def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
-    """Refuse a torch.distributed backend that is not available, or NCCL without CUDA.
+    """Refuse an unavailable torch.distributed backend, or NCCL without CUDA.
 
     `auto` passes. A backend may be one name, or `DEVICE:NAME` for each of cpu and cuda.
 
@@ -228,7 +228,7 @@ def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
 
 
 def shared_device(devices: Sequence[str | None]) -> str | None:
-    """Write the message on the first device that several ranks have; None if there is none.
+    """Write the message on the first device shared by several ranks; None without one.
 
     Args:
         devices: Machine and device of each rank; None for a rank that sees several, or none.

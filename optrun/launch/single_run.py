@@ -170,7 +170,7 @@ def refuse_used(folder: Path) -> None:
 
 
 def forget_unbegun(run: RunDir) -> None:
-    """Remove the files of a refused start, so that the corrected command can use the folder.
+    """Remove the files of a refused start; the corrected command can then use the folder.
 
     Does nothing if the run has a summary or metrics. Only files that a start writes are deleted, by
     name; a folder goes if nothing else is in it.

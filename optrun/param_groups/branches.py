@@ -126,7 +126,7 @@ class _Branches(Watch):
         return out
 
     def _record(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
-        """Record what the result of an operation is: a weight, a branch, the stream, or none.
+        """Classify the result of an operation: a weight, a branch, the stream, or none.
 
         - A view of a weight is that weight.
         - A product with a weight begins a branch.
@@ -151,14 +151,14 @@ class _Branches(Watch):
             self._record_sum(activations, out)
 
     def _record_same(self, argument: Tensor, out: Tensor) -> None:
-        """Record that a result is the same branch, or the same stream, as an argument."""
+        """Give a result the same branch, or the same stream, as an argument."""
         if id(argument) in self._branch_of:
             self._branch_of[id(out)] = self._branch_of[id(argument)]
         if id(argument) in self._stream:
             self._stream[id(out)] = self._stream[id(argument)]
 
     def _record_sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
-        """Record what a sum of two tensors is.
+        """Classify a sum of two tensors: a branch, the stream, or none.
 
         - One summand is a weight, such as a bias: the sum is what the other summand is.
         - Two branches: one branch, with the last weights of both.
@@ -190,7 +190,7 @@ class _Branches(Watch):
             self.normed = self.normed or streams[0]
 
     def _record_end(self, branch: _Branch, out: Tensor, *, has_stream: bool) -> None:
-        """Record that a branch is added to the stream, see `_record_sum`.
+        """Record the sum of a branch and the stream, see `_record_sum`.
 
         Args:
             branch: The branch.

@@ -134,7 +134,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
 
 
 def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
-    """Find the weights of the head: matrices whose output no later matrix reads.
+    """Find the weights of the head: matrices not followed by another matrix.
 
     These are the output embeddings, and matrices outside of all blocks and of `base_model`. Of the
     matrices in one parent module, only the last counts: its order is taken for that of the forward

@@ -82,7 +82,7 @@ def layer_at(layer_id: int, n_layers: int, why: str, stack: str = "") -> Layer:
 
 
 def restore_layer(layer: Layer, layer_id: int, label: str) -> Layer:
-    """Return the layer that a parameter had at the start of its run.
+    """Return the layer of a parameter at the start of its run.
 
     Another version of optrun, or another batch, may assign it to another layer now. The number of
     blocks is not saved: for a head it follows from `layer_id`, else it is that of `layer`.
@@ -316,11 +316,11 @@ class Layers:
         return False
 
     def _stack_in_scope(self, path: str) -> list[Stack]:
-        """Return the stack in whose scope a module lies, as a list: one, or none."""
+        """Return the stack around a module by scope, as a list: one, or none."""
         return [stack for stack in self.stacks if is_inside(path, stack.scope)][:1]
 
     def _nearest_stacks(self, path: str) -> list[Stack]:
-        """Return the stack in whose scope a module lies, else all in its closest ancestor."""
+        """Return the stack around a module by scope, else all in its closest ancestor."""
         stack_in_scope = self._stack_in_scope(path)
         if stack_in_scope:
             return stack_in_scope
@@ -344,7 +344,7 @@ def _set_scopes_and_names(stacks: list[Stack]) -> None:
 
 
 def _short_names(paths: list[str]) -> list[str]:
-    """Shorten each path to its first parts that distinguish it; empty for a single path.
+    """Shorten each path to its first distinguishing parts; empty for a single path.
 
     Example:
         >>> _short_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
@@ -379,7 +379,7 @@ def _embedding_param_ids(model: nn.Module | None) -> tuple[set[int], set[int]]:
 
 
 def _param_ids(model: nn.Module | None, method: str) -> set[int]:
-    """Return the ids of the parameters of the layer that a method of the model returns."""
+    """Call a method of the model for a layer, and return the ids of its parameters."""
     get_layer = getattr(model, method, None)
     try:
         layer = get_layer() if callable(get_layer) else None
@@ -391,7 +391,7 @@ def _param_ids(model: nn.Module | None, method: str) -> set[int]:
 
 
 def _embedding_layer(stacks: list[Stack]) -> Layer:
-    """Make the layer of embeddings that feed these stacks, below the deepest of them.
+    """Make the layer of embeddings below the deepest of these stacks.
 
     Its label has the name of the stack if there is only one.
     """

@@ -18,7 +18,7 @@ _IN_LIST = re.compile(r"^(?:(?P<stack>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 def structured_names(
     params: Mapping[str, Tensor], name_dict: Mapping[str, object]
 ) -> dict[str, str]:
-    r"""Map parameter names to the values of the keys in `name_dict` that match them.
+    r"""Map parameter names to the values of the matching keys in `name_dict`.
 
     Groups in a value, such as `\1`, are replaced by what the pattern matched.
 

@@ -31,7 +31,7 @@ that waits for a value may never end."""
 
 
 def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
-    """Find the first and last operation that use each parameter in a forward pass.
+    """Find the first and last operation on each parameter in a forward pass.
 
     Operations are watched, and not modules: a weight that another module uses
     (`nn.functional.linear` with `self.proj.weight`), a class token, and a tied embedding count
@@ -62,7 +62,7 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
 def run_on_meta(
     model: nn.Module, batch: Mapping[str, object], make_watch: Callable[[nn.Module], W]
 ) -> W:
-    """Run a copy of a model on the meta device, and return the watch that saw its operations.
+    """Run a copy of a model on the meta device, and return the watch over its operations.
 
     The pass runs in evaluation mode and takes no memory. The model, its buffers and the random
     generators do not change.
@@ -101,7 +101,7 @@ def run_on_meta(
 
 
 def example_batches(model: Any) -> list[dict[str, Tensor]]:
-    """Make batches of zeros on the meta device that a transformers model may run on.
+    """Make batches of zeros on the meta device for a transformers model.
 
     Returns:
         A batch of one example, with every kind of input that `forward` takes: 8 tokens, an image,

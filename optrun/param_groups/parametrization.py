@@ -135,7 +135,7 @@ def _scale_tied_logits(
 
 
 def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
-    """Return the configuration key that scales attention scores by 1/head_dim, with its value.
+    """Choose the configuration key and value to scale attention scores by 1/head_dim.
 
     The usual scale is 1/sqrt(head_dim). In muP queries and keys become correlated in training, and
     their product grows with head_dim (Yang et al. 2022). Empty if heads are as wide as in the base,

@@ -82,7 +82,7 @@ def is_lora(name: str) -> bool:
 
 
 def is_lora_b(name: str) -> bool:
-    """Tell whether a parameter is matrix B of a LoRA pair, which starts at zero.
+    """Tell whether a parameter is matrix B of a LoRA pair, initially zero.
 
     Example:
         >>> is_lora_b("q_proj.lora_B.default.weight"), is_lora_b("q_proj.lora_A.default.weight")

@@ -19,7 +19,7 @@ EVERYTHING = (".*",)
 def assign_rules(
     rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> dict[str, int]:
-    """Map every trainable parameter to the index of the first rule that matches it.
+    """Map every trainable parameter to the index of its first matching rule.
 
     Args:
         rules: In order; each with a `pattern`.

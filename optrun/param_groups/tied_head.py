@@ -23,7 +23,7 @@ class NoCarrierError(Exception):
 
 
 def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
-    """Find the norm before a model's head, whose parameters can carry a factor on the logits.
+    """Find the norm before a model's head; its parameters can carry a factor on the logits.
 
     Two forward passes on the meta device: the first finds the last norm before the head; in the
     second its output is replaced by ones and twos, to see whether the head reads a multiple of it.
@@ -100,7 +100,7 @@ class _LastNorm(Watch):
 
     @property
     def factor(self) -> float | None:
-        """The number by which the norm's replaced output arrives multiplied at the head.
+        """Factor between the norm's replaced output and the head's input; None if not proportional.
 
         None if it does not arrive as such a multiple: even elements, which replaced 1, must all
         have one value, and odd ones, which replaced 2, twice that. Also None if it did not arrive

@@ -31,7 +31,7 @@ def path_and_ancestors(path: str) -> Iterator[str]:
 
 
 def is_inside(path: str, above: str) -> bool:
-    """Tell whether a dotted name is that of a module, or of something in it.
+    """Tell whether a dotted name is a module's own, or lies inside of the module.
 
     Args:
         path: Dotted name of a parameter or module.
@@ -146,7 +146,7 @@ def _add_path(root: Node, path: str) -> Node:
 
 
 def _prune(node: Node) -> None:
-    """Remove the modules in a node that have no parameter; changes the node in place."""
+    """Remove the modules without a parameter from a node, in place."""
     for name, child in list(node.children.items()):
         if any(below.param_shapes for below in child.walk()):
             _prune(child)

@@ -145,7 +145,7 @@ class ContenderStudy:
     # --------------------------------------------------------------------------------------------
 
     def shared(self) -> PlainDict:
-        """Map dotted keys to the values that all trials share; the metric and its mode are added.
+        """Map dotted keys to the values shared by all trials; add the metric and its mode.
 
         A value counts as shared if it is equal at both ends of all ranges. So values computed from
         a searched number, such as `model.config.n_positions` from `data.max_length`, are left out:
@@ -265,7 +265,7 @@ class ContenderStudy:
         return _unfinished_jobs(trial, driver, None)
 
     def _values_at(self, rung: int) -> list[float]:
-        """List the values that trials have reported at a rung."""
+        """List the values reported by trials at a rung."""
         trials = self._study.get_trials(deepcopy=False)
         return [
             trial.intermediate_values[rung] for trial in trials if rung in trial.intermediate_values
@@ -287,7 +287,7 @@ class ContenderStudy:
         return bool(self._pruner.prune(self._study, self._storage.get_trial(trial_id)))
 
     def tell(self, trial: Trial, job_table: JobTable) -> None:
-        """End a trial in the study, by its value or by the state that its jobs are in.
+        """End a trial in the study, by its value or by the state of its jobs.
 
         With a value, see `_trial_value`, the trial is complete. Without, it is pruned if one of its
         jobs is, else failed if all have ended, else left running. A trial that the study knows as
@@ -306,7 +306,7 @@ class ContenderStudy:
         self._study.tell(trial.frozen.number, value, state=state, skip_if_finished=True)
 
     def tell_late(self, trial: Trial, job_table: JobTable) -> None:
-        """Add the value of a trial that the study already knows as ended, if it has one now."""
+        """Add the value of an ended trial to the study, if it has one now."""
         value = self._trial_value(trial, job_table)
         if value is not None:
             study_of.add_late_result(self._study, trial.frozen, value)

@@ -62,7 +62,7 @@ class _OpenLaunch:
 
 
 def _take_reported_error(spec: Path) -> str:
-    """Read the error that an ended launch has reported, its first line; empty if there is none.
+    """Read the first line of the error reported by an ended launch; empty if there is none.
 
     Deletes the files of the launch.
     """
@@ -111,7 +111,7 @@ class Driver:
     # ----------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add new jobs to the job table, with the states that their files record.
+        """Add new jobs to the job table, with the states recorded in their files.
 
         A job that failed in an earlier start runs again if `retry_failed` is set.
         """
@@ -129,7 +129,7 @@ class Driver:
             row.is_pruned = row.record.stopped_at is not None and not row.state.ended
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Read the states of jobs, print those that ended since, and rewrite `sweep.json`.
+        """Read the states of jobs, print newly ended ones, and rewrite `sweep.json`.
 
         A job counts as running if its record names a sweep process, and a launch of this process
         has it or another process holds its lock. Jobs whose end was printed are not read again.
@@ -224,7 +224,7 @@ class Driver:
             self._signalled = True
 
     def _kill_overdue_jobs(self) -> bool:
-        """Kill jobs that still run 300 s after `hydra.sweeper.timeout`; note the first time.
+        """Kill jobs still running 300 s after `hydra.sweeper.timeout`; note the first time.
 
         Returns:
             Whether to stop waiting for them: 30 s later even killing has not ended them.
@@ -245,7 +245,7 @@ class Driver:
         return patience < -_GIVE_UP_SECONDS
 
     def _unsaved_jobs(self) -> list[str]:
-        """List the jobs of our launches that still train, and so have unsaved steps.
+        """List the jobs of our launches with unsaved steps: those still training.
 
         A job that has saved for the last time, and may still draw curves, is left out.
         """
@@ -286,7 +286,7 @@ class Driver:
         return False
 
     def _devices_of_others(self, at_work: set[str]) -> set[str]:
-        """Collect the devices of running jobs that are not ours.
+        """Collect the devices of running jobs of other sweep processes.
 
         Workers of a killed sweep still use them while they save.
         """
@@ -296,7 +296,7 @@ class Driver:
     def _batches(
         self, planned_jobs: Sequence[PlannedJob], at_work: set[str]
     ) -> Iterator[Sequence[PlannedJob]]:
-        """Yield the batches of jobs that may be launched now; each batch is one launch.
+        """Yield the batches of jobs to launch now; each batch is one launch.
 
         Jobs that run, here or in another process, and jobs that may not run are left out.
 
@@ -329,7 +329,7 @@ class Driver:
             yield distinct_jobs[: self.options.max_batch_size]
 
     def _read_progress(self, row: JobRow) -> tuple[object, ...]:
-        """Return what changes when a worker makes progress on a job."""
+        """Return values of a job for comparison: they differ after a worker made progress."""
         record = self.sweep.read_record(row.job.name)
         state = self.sweep.state(row.job.name)
         return (
@@ -432,7 +432,7 @@ class Driver:
                 continue  # still running, in another process
 
     def _retry_alone(self, row: JobRow, *, was_alone: bool, reason: str) -> None:
-        """Mark a job whose worker died for one more try, alone in a launch; then it has failed.
+        """Give a job one more try after its worker died, alone in a launch; then fail it.
 
         Args:
             row: The job; nothing happens if it has ended.

@@ -121,7 +121,7 @@ class LaunchProcess:
 
 
 def report_file(spec: Path) -> Path:
-    """Return the path of the file in which a launch reports its exit code and error."""
+    """Return the path of a launch's report: its exit code and error."""
     return spec.with_suffix(".done")
 
 
@@ -210,7 +210,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
 
 
 def _stop_workers_with_sweep(stop_file: Path) -> threading.Event:
-    """Start a thread that writes the stop file, so that workers save and end, if the sweep dies.
+    """Start a thread: if the sweep process dies, it asks workers to save and end.
 
     Returns:
         The event that ends the thread.
@@ -230,7 +230,7 @@ def _stop_workers_with_sweep(stop_file: Path) -> threading.Event:
 
 
 def serve(train_run: TrainRun) -> None:
-    """Run the launches whose JSON files are named on stdin, one per line, until it closes.
+    """Run launches until stdin closes; each line is the path of a launch's JSON file.
 
     If a launch cannot write its report, exit this process with the launch's code instead, 74 for 0:
     an exit code takes no room on the disk.

@@ -216,7 +216,7 @@ class Search:
     def _plan_or_tell(
         self, trials: Sequence[Trial], driver: Driver
     ) -> tuple[list[Trial], list[PlannedJob]]:
-        """Plan the next jobs of trials, and report those without further jobs to their studies.
+        """Plan the next jobs of trials, and report trials without further jobs to their studies.
 
         Returns:
             The trials with further jobs, and these jobs.
@@ -236,7 +236,7 @@ class Search:
 
 @contextlib.contextmanager
 def _proposal_lock(sweep: SweepDir) -> Iterator[None]:
-    """Hold the lock for proposing trials, so that several processes propose `n_trials` in all.
+    """Hold the lock for proposing trials: several processes propose `n_trials` in all.
 
     Waits at most 60 s for another process that holds it.
 

@@ -143,7 +143,7 @@ def low_or_first(distribution: BaseDistribution) -> object:
 
 
 def corner_points(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
-    """List points that together cover both ends of each range and each choice, as few as possible.
+    """List the fewest points to cover both ends of each range and each choice.
 
     Example:
         >>> choices = CategoricalDistribution(["a", "b", "c"])

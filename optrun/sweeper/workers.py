@@ -36,7 +36,7 @@ class Workers:
         """Processes that are asked to end."""
 
     def devices_of(self, values: Mapping[str, object]) -> int:
-        """Count the devices that a job needs, from its resolved configuration.
+        """Count the devices of a job, from its resolved configuration.
 
         `training.nproc_per_node=auto` means all devices of the sweep. 0 without devices.
         """
@@ -98,7 +98,7 @@ class Workers:
             self._idle.append(process)
 
     def end_idle(self) -> None:
-        """End idle processes, so that their devices are free for jobs of another size.
+        """End idle processes, to free their devices for jobs of another size.
 
         The process of a sweep without devices is kept.
         """
