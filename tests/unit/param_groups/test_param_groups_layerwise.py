@@ -298,7 +298,9 @@ def test_name_dict_refusals(name_dict: dict[str, Any], message: str) -> None:
 def test_name_dict_beyond_n_layers() -> None:
     with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2, counted from 0"):
         build_param_groups(bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"\1"}, n_layers=2)
-    with pytest.raises(ConfigError, match="n_layers=2: name_dict names block 2 of text, from 0"):
+    with pytest.raises(
+        ConfigError, match="n_layers=2: name_dict names block 2 of text, counted from 0"
+    ):
         build_param_groups(
             bert(), "layerwise", name_dict={r"layer\.(\d+)\.": r"text.layers.\1"}, n_layers=2
         )
