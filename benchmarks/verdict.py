@@ -360,9 +360,9 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=20_000, help="for each figure")
     parser.add_argument("--write", action="store_true", help="into docs/statistics.md")
     options = parser.parse_args()
-    text = f"{options.tables:,} tables a figure. Noise: {'; '.join(NOISES)}.\n\n" + "\n\n".join(
-        table(rows(options.tables)) for rows in (size_rows, question_rows)
-    )
+    source = f"Each figure comes from {options.tables:,} simulated tables."
+    tables = [table(rows(options.tables)) for rows in (size_rows, question_rows)]
+    text = "\n\n".join([f"{source} Kinds of noise: {'; '.join(NOISES)}.", *tables])
     if options.write:
         page = DOCUMENT.read_text(encoding="utf-8")
         before, after = page.split(BEGIN)[0], page.split(END)[1]
