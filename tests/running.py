@@ -89,11 +89,20 @@ def composed(*words: str) -> RunConfig:
 
 
 def optrun(*words: str) -> int:
-    """Run in this process, from the current folder; returns the exit code."""
+    """Run in this process, from the current folder; returns the exit code.
+
+    Hydra's global configuration, which `--cfg` and `--info` leave set, is as before.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    global_config = HydraConfig.instance()
+    before = global_config.cfg
     try:
         return cli.run([str(word) for word in words])
     except SystemExit as stopped:  # Hydra's job leaves through it
         return int(stopped.code or 0)
+    finally:
+        global_config.cfg = before
 
 
 def optrun_process(
