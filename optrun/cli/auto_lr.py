@@ -17,7 +17,7 @@ from optrun.runner.forks.command_line import add_trunk_config
 
 
 def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str | None]:
-    """Replace `lr=auto` by the learning rate that a sweep predicts.
+    """Replace `lr=auto` by a prediction from the sweep in `lr_from`.
 
     Args:
         hydra: Composes configurations.

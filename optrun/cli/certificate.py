@@ -51,7 +51,7 @@ class ProofConsole:
 
     @contextmanager
     def watched(self) -> Iterator[Callable[[str], None]]:
-        """Show a status line during the proof; yields the function that sets its text."""
+        """Show a status line during the proof; yields the setter of its text."""
         with self.console.status(f"certify {self.claim}") as status:
             yield lambda text: status.update(f"certify {self.claim} · {text}")
 
@@ -84,7 +84,7 @@ class ProofConsole:
 
 
 def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Replace typed overrides by those that the proof needs.
+    """Add the forced overrides of a proof, and drop the typed ones for the same keys.
 
     Args:
         overrides: The overrides of the command line.

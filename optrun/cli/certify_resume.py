@@ -122,7 +122,7 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], R
 
 
 def _show(output: ProofConsole, certificate: Certificate, hidden: list[str]) -> None:
-    """Print the certificate: a table of what was compared, the kills, and the verdict.
+    """Print the certificate: a table of the compared values, the kills, and the verdict.
 
     Args:
         output: Where it is printed.

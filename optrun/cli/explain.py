@@ -69,7 +69,7 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _trunk(config: RunConfig) -> TrunkState | None:
-    """Read step, schedule and optimizer state of the checkpoint that a branch starts from.
+    """Read step, schedule and optimizer state of the checkpoint in `branch_from`.
 
     None for a run without `branch_from`.
     """

@@ -66,7 +66,7 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _loading_code(class_name: str, folder: Path) -> str:
-    """Write the Python expression that loads an exported model."""
+    """Write the Python expression for loading an exported model."""
     if not (folder / "adapter_config.json").is_file():
         return f"transformers.{class_name}.from_pretrained({str(folder)!r})"
     return (

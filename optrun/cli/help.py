@@ -20,7 +20,7 @@ Page: {page}"""
 
 
 def explain(hydra: Hydra, token: str) -> str:
-    """Explain a group, a choice, a key, or what a search is.
+    """Explain a group, a choice, a key, or the keys of a search.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
@@ -67,7 +67,7 @@ def _explain_choice(group: str, choice: str) -> str:
 
 
 def _explain_key(key: str) -> str:
-    """Explain a key, once for each default and meaning, with the choices that have these.
+    """Explain a key: one entry for each default and meaning, with its choices.
 
     Raises:
         ConfigError: No choice has the key; the message names the nearest keys, or all groups.

@@ -101,7 +101,7 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
 
 
 def _refuse_bare(word: str, next_word: str) -> None:
-    """Refuse a word that is no override, such as a misspelt verb.
+    """Refuse a word without `=` or `~`, such as a misspelt verb.
 
     Args:
         word: A word of the command line; an override passes.

@@ -51,7 +51,7 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
 
 @contextmanager
 def _recorded_interrupts() -> Iterator[list[int]]:
-    """Record each SIGINT during the context; yields the list to which they are added.
+    """Record each SIGINT during the context in the yielded list.
 
     Libraries may turn a KeyboardInterrupt into another error, so the error alone does not show an
     interrupt. Does nothing outside of the main thread, or if a program handles SIGINT itself.
@@ -89,7 +89,7 @@ def storage_error(error: OSError) -> StorageError | None:
 
 
 def _say_unexpected(error: Exception | SystemExit, argv: list[str]) -> int:
-    """Print an error that comes from a disk or a plugin; raise any other error.
+    """Print an error of a disk or a plugin; raise any other error.
 
     Returns:
         The exit code.
@@ -126,7 +126,7 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 
 
 def _located(error: OptrunError, argv: list[str]) -> str:
-    """Return the message of an error, prefixed by the position that caused it, if that is known.
+    """Put the position of the cause, if it is known, before the message of an error.
 
     The position is a line of the user's YAML file, for a value that was not typed, or of a plugin.
     """

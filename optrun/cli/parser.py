@@ -143,7 +143,7 @@ class VerbParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError, where argparse would end the process.
+        """Raise ConfigError; argparse would end the process.
 
         Raises:
             ConfigError: Always.
@@ -215,7 +215,7 @@ class VerbParser(argparse.ArgumentParser):
         return token
 
     def _expect_places(self, positional: list[str]) -> None:
-        """Refuse a wrong number of positional arguments, and URLs where paths are expected.
+        """Refuse a wrong number of positional arguments, and URLs in place of paths.
 
         Raises:
             ConfigError: If a YAML file or a file of rows is too many, the message names the option
@@ -249,7 +249,7 @@ class VerbParser(argparse.ArgumentParser):
         return value
 
     def _expect_override(self, token: str) -> None:
-        """Refuse a `key=value` that the verb does not take.
+        """Refuse a `key=value` unless the verb takes it.
 
         Args:
             token: An override whose key is not one of the verb's own.

@@ -35,7 +35,7 @@ data.max_length, seed, training.device, training.per_device_eval_batch_size, tra
 
 
 def run(arguments: VerbArguments) -> int:
-    """Write the predictions; say on stderr what was written and how many rows.
+    """Write the predictions; print their file and the number of rows on stderr.
 
     Returns:
         0.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:
-    """Continue the run that `resume=` names.
+    """Continue the run named by `resume=`.
 
     `auto` starts a new run if there is none to continue. A run killed before it wrote its
     configuration starts over with its recorded command line.
@@ -69,7 +69,7 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
 
 def _start_over(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
-    """Start a run that was killed before it wrote its configuration, in its directory.
+    """Start a run again, in its directory, if it was killed before its first save.
 
     Hydra's record has the recipe and the overrides; the typed changes win over them.
 
@@ -164,7 +164,7 @@ def _changes(command_line: CommandLine) -> CommandLine:
 
 
 def _without_same_trunk(run_trunk: str | None, changes: CommandLine, run: RunDir) -> CommandLine:
-    """Drop `branch_from` from the changes of a run if it repeats that of the run.
+    """Drop `branch_from` from the changes of a run if it repeats the run's own.
 
     Args:
         run_trunk: `branch_from` of the run, with the digest of its trunk.
@@ -191,7 +191,7 @@ def _without_same_trunk(run_trunk: str | None, changes: CommandLine, run: RunDir
 
 
 def _names_trunk(value: object, run_trunk: str | None) -> bool:
-    """Tell whether a typed `branch_from` names the checkpoint that a run branched from.
+    """Tell whether a typed `branch_from` names the trunk of a run.
 
     None, or null, is right for a run that is no branch.
 
@@ -210,7 +210,7 @@ def _names_trunk(value: object, run_trunk: str | None) -> bool:
 
 
 def _refuse_other_recipe(command_line: CommandLine, run: RunDir, recipe: object) -> None:
-    """Refuse another recipe than the one that a run began with: nothing would read it.
+    """Refuse `-cn` with another recipe than the run's: nothing would read it.
 
     Raises:
         ConfigError: `-cn` names another one.

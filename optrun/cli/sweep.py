@@ -318,7 +318,7 @@ def _tell_devices(
 
 
 def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
-    """Print which points were left out because they equal another point.
+    """Print the points left out because they equal another point.
 
     `distributed=ddp,fsdp` gives one, for example. One line names them all.
     """
@@ -420,7 +420,7 @@ def _make_folder(cfg: DictConfig) -> Path:
 
 
 def _opening(driver: Driver, folder: Path) -> str:
-    """Write the first line of a sweep: its jobs, its folder, and what earlier starts left.
+    """Write the first line of a sweep: its jobs, its folder, and the jobs of earlier starts.
 
     For failed jobs it says whether `hydra.sweeper.retry_failed` tries them again.
     """

@@ -91,7 +91,7 @@ def refuse_other_code(directory: SweepDir) -> None:
 
 
 def refuse_without_evaluation(jobs: list[Job]) -> None:
-    """Refuse a search whose jobs evaluate nothing; a plain grid needs no metric.
+    """Refuse a search without an evaluation; a plain grid needs no metric.
 
     Only for sources whose rows to evaluate on are all in keys; others, such as the hub's, may bring
     their own.

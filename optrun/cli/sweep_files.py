@@ -98,7 +98,7 @@ def contents_of(values: PlainMapping) -> dict[str, dict[str, str]]:
 
 
 def _texts(value: object) -> list[str]:
-    """List the texts of a value: itself, or those in a list."""
+    """List the texts of a value: itself, or the items of a list."""
     values = value if isinstance(value, list) else [value]
     return [text for text in values if isinstance(text, str)]
 
@@ -125,7 +125,7 @@ def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:
-    """Name a job of the sweep that was trained with a path; None if there is none.
+    """Name a job of the sweep trained with a path; None if there is none.
 
     Jobs without a finished step do not count.
     """

@@ -115,7 +115,7 @@ def _show(
 
 
 def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> int:
-    """Run as a rank above 0, which gets its work from rank 0.
+    """Run as a rank above 0, with work from rank 0.
 
     Options such as `--help` are answered by rank 0 alone.
     """
@@ -126,7 +126,7 @@ def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> i
 
 
 def _refuse_alone(rank_info: Launched, args: argparse.Namespace) -> None:
-    """Refuse several processes for a command line that starts no distributed training.
+    """Refuse several processes unless the command line may start distributed training.
 
     A recipe, a folder of choices, and a launcher such as torchrun may still ask for it; that is
     checked after composition.

@@ -36,7 +36,7 @@ def is_place(token: str) -> bool:
 def read_request(
     *, seeds: Any = None, power: Any = None, difference: Any = None, **options: Any
 ) -> ConfirmationRequest:
-    """Build the request of a confirmation from typed values, which are checked.
+    """Check typed values, and build the request of a confirmation from them.
 
     Args:
         seeds: As `read_seeds`; None: planned from power and difference.

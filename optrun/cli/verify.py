@@ -81,7 +81,7 @@ def _verify(path: str) -> int:
 def _examine(
     run: RunDir, checkpoint: Path | None
 ) -> tuple[dict[Path, list[str]], list[str], list[Path]]:
-    """Compare folders with their manifests: one checkpoint, or everything that a run saved.
+    """Compare folders with their manifests: one checkpoint, or all saved folders of a run.
 
     A checkpoint that the run deletes meanwhile is left out.
 
@@ -125,7 +125,7 @@ def _examine(
 
 
 def _missing_folders(run: RunDir, checkpoints: list[Path]) -> list[str]:
-    """Describe what a run should have and lacks: its model, a checkpoint, the target of a pointer.
+    """Describe missing folders of a run: its model, a checkpoint, the target of a pointer.
 
     Args:
         run: The run directory.

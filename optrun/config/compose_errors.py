@@ -55,7 +55,7 @@ def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> C
 
 
 def _describe_composition(error: BaseException, cause: BaseException | None) -> str:
-    """Describe an error of a composition that names no file."""
+    """Describe an error of a composition without the name of a file."""
     if isinstance(error, RecursionError):
         return "the defaults lists lead back to themselves. Take one entry out."
     if isinstance(error, KeyError):
@@ -68,7 +68,7 @@ def _describe_composition(error: BaseException, cause: BaseException | None) -> 
 
 
 def _root_of(error: OmegaConfBaseException) -> DictConfig:
-    """Return the whole configuration in which OmegaConf raised an error."""
+    """Return the whole configuration around an error of OmegaConf."""
     root: DictConfig = error.parent_node._get_root()  # no public name for it
     return root
 
@@ -153,7 +153,7 @@ def _merge_error(config_path: str, cause: OmegaConfBaseException) -> ConfigError
 
 
 def _scalar_error(config_path: str, root: DictConfig) -> ConfigError:
-    """Build the error for the first value in a file that is no mapping or no list but must be.
+    """Build the error for the first scalar of a file in place of a mapping or list.
 
     Args:
         config_path: Name of the file for Hydra.
@@ -179,7 +179,7 @@ def _scalar_error(config_path: str, root: DictConfig) -> ConfigError:
 
 
 def _describe_unknown_key(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
-    """Describe an unknown key of a file: `_target_`, a choice that was not made, or a typing error.
+    """Describe an unknown key of a file: `_target_`, a missing choice, or a typing error.
 
     Args:
         config_path: Name of the file for Hydra, such as `optimizer/mine`.

@@ -78,7 +78,7 @@ DIALECTS: Mapping[str, Mapping[str, Preset]] = {"lamb": LAMB, "adamax": ADAMAX, 
 
 
 def expect_dialect(choice: str, dialect: str | None) -> None:
-    """Refuse a dialect that an optimizer does not have; None passes.
+    """Refuse an unknown dialect of an optimizer; None passes.
 
     Raises:
         ConfigError: The message names the optimizers that have the dialect, or the nearest one.
@@ -105,7 +105,7 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
 
 
 def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[str, object]:
-    """Collect the keywords that reproduce the optimizer of a package.
+    """Collect the keywords for reproducing the optimizer of a package.
 
     Args:
         choice: `lamb`, `adamax` or `adamw`.

@@ -59,7 +59,7 @@ def keys_of(group: str) -> set[str]:
 
 
 def choices_with(group: str, key: str) -> list[str]:
-    """List the choices of a group that have a key; `key` is without the group."""
+    """List the choices of a group with a key; `key` is without the group."""
     return sorted(
         choice
         for choice, schema in GROUPS[group].items()
@@ -68,7 +68,7 @@ def choices_with(group: str, key: str) -> list[str]:
 
 
 def foreign_choices(group: str) -> dict[str, registry.Choice]:
-    """Map the choices of a group that plugins or packages registered to their rows.
+    """Map the choices of a group by plugins and packages to their registry rows.
 
     They have no YAML; their values are the defaults of their schemas.
     """

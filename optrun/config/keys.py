@@ -56,7 +56,7 @@ def translate_option(option: str, verb_keys: Iterable[str] = (), *, value: str =
 
 
 def word_after(option: str, argv: Sequence[str]) -> str:
-    """Return the value that follows an option on the command line; empty if none does.
+    """Return the value after an option on the command line; empty if none follows.
 
     Another option and `key=value` are no values.
 
@@ -73,7 +73,7 @@ def word_after(option: str, argv: Sequence[str]) -> str:
 
 
 def keys_called(name: str) -> list[str]:
-    """List the dotted keys of all groups that are `name` or `GROUP.name`.
+    """List the dotted keys of all groups equal to `name` or `GROUP.name`.
 
     Empty for `name` itself: every choice has a name.
 
@@ -112,7 +112,7 @@ def all_keys(base: DictConfig) -> list[str]:
 
 
 def missing_keys(base: DictConfig) -> list[str]:
-    """List every dotted key whose value is `???`, sorted; interpolations count as values."""
+    """List the dotted keys with the value `???`, sorted; interpolations count as values."""
     return sorted(key for key, is_missing in _walk(base) if is_missing)
 
 
@@ -142,7 +142,7 @@ def raw_value(root: DictConfig, key: str) -> Any:
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
-    """Build the error for an unknown key, with the first of these hints that applies.
+    """Build the error for an unknown key, with the first applicable of these hints.
 
     1. `--plugin`, for the name of code.
     2. The same error for the mapping around the key, if only another choice has that mapping.
@@ -190,7 +190,7 @@ def _children(keys: Iterable[str], head: str) -> list[str]:
 def _hint_beside(
     keys: list[str], siblings: list[str], head: str, leaf: str, other_choices: list[str]
 ) -> str:
-    """Suggest what was meant by an unknown name below a mapping; empty if nothing is near.
+    """Suggest keys for an unknown name below a mapping; empty if nothing is near.
 
     Args:
         keys: Every dotted key of the configuration.

@@ -19,7 +19,7 @@ Schemas = Mapping[str, type[Any]]
 
 
 def kind_of(group: str, schemas: Schemas, config: Any) -> str:
-    """Name the choice of ours that a configuration is or builds on, by its class.
+    """Name the registered choice a configuration is or builds on, by its class.
 
     If several choices share the class, and so their behaviour, its name decides, else the first.
 

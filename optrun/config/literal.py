@@ -68,7 +68,7 @@ def _with_literal_text(token: str) -> str:
 
 
 def changes_text(word: str) -> bool:
-    """Tell whether Hydra reads a word as a number or boolean that is written otherwise.
+    """Tell whether Hydra reads a word as a number or boolean and respells it.
 
     `1` would stay 1 as a text; `1_0`, `1e5` and `true` would become 10, 100000.0 and True.
     """

@@ -16,7 +16,7 @@ PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer"
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
-    """Read the folder in which a run was started; None if unknown.
+    """Read the working directory of a run's start; None if unknown.
 
     Args:
         hydra_folder: `.hydra` of the run directory.
@@ -28,7 +28,7 @@ def original_cwd(hydra_folder: Path) -> Path | None:
 
 
 def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
-    """Read the recipe and the overrides with which a run was started; None if unknown.
+    """Read the recipe and the overrides of a run's start; None if unknown.
 
     Args:
         hydra_folder: `.hydra` of the run directory.
@@ -49,7 +49,7 @@ def _read_hydra_record(hydra_folder: Path, section: str, key: str) -> object:
 
 
 def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
-    """Put `folder` before each relative path of a configuration that exists there.
+    """Put `folder` before each relative path of a configuration, if it exists there.
 
     Other texts stay as they are: a hub name, or a file that moved with the run.
 
@@ -77,7 +77,7 @@ def _rebase(value: Any, folder: Path) -> Any:
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
-    """List the dotted keys of a configuration that may hold paths.
+    """List the dotted keys for paths in a configuration.
 
     They are `PATHS` of this module, and the `PATHS` of the schemas of its choices and callbacks.
 
@@ -95,7 +95,7 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
 
 
 def _schema_paths(prefix: str, kind: str, name: str | None, values: Any) -> list[str]:
-    """List the dotted keys that may hold paths, by the schema of one choice or callback.
+    """List the dotted keys for paths of one choice or callback, by its schema.
 
     Args:
         prefix: Put before each key, such as `data`.
@@ -151,7 +151,7 @@ def _resolve_paths(value: object, folder: Path) -> Any:
 
 
 def _rebase_if_exists(folder: Path, value: object) -> Any:
-    """Put a folder before a relative path or glob if that exists; return other values as is."""
+    """Put a folder before a relative path or glob if the result exists; else change nothing."""
     if not isinstance(value, str) or Path(value).expanduser().is_absolute():
         return value
     path = str(folder / value)

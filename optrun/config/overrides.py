@@ -166,7 +166,7 @@ def refuse_twice(parsed: list[Override]) -> None:
 
 
 def parse_single(tokens: Sequence[str]) -> list[Override]:
-    """Parse overrides that set one value each, such as the changes of a saved configuration.
+    """Parse overrides of one value each, such as the changes of a saved configuration.
 
     Raises:
         ConfigError: A token cannot be read, has several values or deletes a key (`~key`), or a key
@@ -199,7 +199,7 @@ def refuse_names(parsed: Sequence[Override]) -> None:
 
 
 def _suggest_choice(group: str, override: Override) -> str:
-    """Suggest the choice that `GROUP.name=VALUE` may mean.
+    """Suggest the choice meant by `GROUP.name=VALUE`.
 
     The value itself if the group has it, else the nearest name, else the choice that another
     program calls so; without any of these, all names.
@@ -237,7 +237,7 @@ def _typed_values(override: Override) -> list[object]:
 
 
 def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
-    """Refuse an override of a group that is not the name, or under `-m` the names, of choices.
+    """Check an override of a group: the name of a choice, or under `-m` several names.
 
     Raises:
         ConfigError: A list without `-m`, a range, `+group` or `~group`, or an unknown name; for a
@@ -266,7 +266,7 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
 
 
 def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
-    """Refuse a choice of Hydra's, such as `hydra/launcher=joblib`, that is not installed.
+    """Refuse a choice of Hydra's, such as `hydra/launcher=joblib`, unless it is installed.
 
     A deletion (`~hydra/launcher`) and a list of choices are refused, too, since their values are no
     names.
@@ -338,7 +338,7 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
 
 
 def _check_value(base: DictConfig, token: str, override: Override, *, sweep: bool) -> str:
-    """Check the key and the types of an override that sets a value.
+    """Check the key and the value types of an override `KEY=VALUE`.
 
     Args:
         base: The composed choices; every value is put into it, which checks the type.

@@ -82,7 +82,7 @@ def head(group: str, choice: str) -> str:
 
 
 def entries(group: str, choice: str) -> list[Entry]:
-    """List the keys of a choice: those of its YAML in their order, then those of its schema alone.
+    """List the keys of a choice: first from its YAML, then the others of its schema.
 
     Meaning and default of a key come from the YAML, else from the docstring and the default of the
     field. A registered choice has no YAML. The key `name` is left out if it is that of the choice.

@@ -60,7 +60,7 @@ def _looks_like_secret(key: str, value: str) -> bool:
 
 
 def code_refusal(key: str, value: object) -> ConfigError:
-    """Build the error for a key that names code."""
+    """Build the error for a key with the name of code."""
     return ConfigError(
         f"{key}={value}: a configuration that names code is not run. Leave this key out, and give a"
         " choice by its name, such as optimizer=lamb."
@@ -68,7 +68,7 @@ def code_refusal(key: str, value: object) -> ConfigError:
 
 
 def _names_code(key: str, value: str) -> bool:
-    """Tell whether Hydra or logging would import or call what a value names."""
+    """Tell whether Hydra or logging would import or call a value."""
     leaf = key.rsplit(".", 1)[-1]
     if key.startswith("hydra.callbacks."):
         return True

@@ -48,7 +48,7 @@ def read_config(path: Path) -> PlainDict:
 
 
 def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
-    """Refuse interpolations in a saved configuration, which is never resolved again.
+    """Refuse interpolations in a saved configuration: nothing resolves them again.
 
     Raises:
         ConfigError: The message names the first such key.
@@ -140,7 +140,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
-    """Refuse another dialect for an optimizer whose options are resolved already.
+    """Refuse another dialect for an optimizer with resolved options.
 
     They are in a saved configuration, but not after another optimizer was chosen for it.
 

@@ -162,7 +162,7 @@ def compose(
 def compose_values(
     hydra: Hydra, config_name: str, choices: DictConfig, overrides: list[str]
 ) -> DictConfig:
-    """Compose overrides whose choices are composed already; faster than `compose`.
+    """Compose overrides on top of composed choices; faster than `compose`.
 
     The result equals `compose(hydra, config_name, overrides)`, which is called if an override
     may decide which files are read, or what Hydra records.

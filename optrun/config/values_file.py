@@ -103,7 +103,7 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _expand_mapping(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Yield each item of a mapping whose field is one, else the key with its value."""
+    """Yield the items of a value for a mapping field, else the key with its value."""
     group, _, name = key.partition(".")
     hints = [get_type_hints(schema).get(name) for schema in GROUPS.get(group, {}).values()]
     takes_any_key = any(get_origin(hint) is dict for hint in hints)

@@ -78,7 +78,7 @@ class Repository(ConfigRepository):
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """Build the error for a file that cannot be read.
+    """Build the error for an unreadable file.
 
     The message names the line of a syntax error, or of a byte that is not UTF-8.
 
@@ -221,7 +221,7 @@ def _walk(node: yaml.Node, prefix: str, visited: set[int]) -> Iterator[tuple[str
 
 
 def _tree(path: Path) -> yaml.Node | None:
-    """Parse a YAML file into nodes, which know their lines; None without valid YAML."""
+    """Parse a YAML file into nodes with their lines; None without valid YAML."""
     try:
         return yaml.compose(read_text(path, follow=True), Loader=yaml.SafeLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):

@@ -187,12 +187,12 @@ def schemas(kind: str) -> Mapping[str, type[Any]]:
 
 
 def names(kind: str) -> list[str]:
-    """List every name of a kind, including entry points that are not imported yet."""
+    """List every name of a kind, including entry points not imported yet."""
     return [*_ROWS[kind], *(name for name in _entry_points()[kind] if name not in _ROWS[kind])]
 
 
 def names_of(origin: str) -> list[str]:
-    """List what an origin registered, such as `optimizer=my_lion`."""
+    """List the registered names of an origin, such as `optimizer=my_lion`."""
     rows = [row for kind in KINDS for row in _ROWS[kind].values()]
     return [f"{row.kind}={row.name}" for row in rows if row.origin == origin]
 
@@ -214,7 +214,7 @@ def find(kind: str, name: str) -> Choice | None:
 
 
 def _import_entry_point(kind: str, name: str) -> None:
-    """Import the entry point of an installed package, which must register a name.
+    """Import the entry point of an installed package; it must register the name.
 
     Raises:
         ConfigError: See `find`.
@@ -262,7 +262,7 @@ def _entry_points() -> dict[str, dict[str, list[EntryPoint]]]:
 
 
 def of_others() -> list[Choice]:
-    """List the rows that optrun did not register itself."""
+    """List the rows registered by others than optrun."""
     return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
 
 
@@ -272,7 +272,7 @@ def choices(kind: str) -> Mapping[str, Choice]:
 
 
 def adopt(module: str, origin: str) -> None:
-    """Give the rows that a module registered another origin.
+    """Give the rows registered by a module another origin.
 
     A plugin may have been imported before it is loaded, by unpickling; its origin is then the
     module.
@@ -308,7 +308,7 @@ def origin(name: str) -> Iterator[None]:
 
 
 def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
-    """Return the decorator that registers a class or function, which stays unchanged.
+    """Return a decorator; it registers a class or function and leaves it unchanged.
 
     Raises:
         ConfigError: The schema is no dataclass, builds on another base than the kind's, or has a
@@ -330,7 +330,7 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
 
 
 def _check(kind: str, name: str, schema: object, where: str) -> None:
-    """Refuse a name or a schema that cannot be registered.
+    """Refuse an invalid name or schema of a registration.
 
     Args:
         kind: One of `KINDS`.
@@ -375,7 +375,7 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
 
 
 def _is_plain_name(name: object) -> bool:
-    """Tell whether a value is an ASCII identifier that Hydra reads as a text.
+    """Tell whether a value is an ASCII identifier and a text for Hydra.
 
     Names that end with `_schema` are taken: so optrun names the schemas in Hydra's store.
     """

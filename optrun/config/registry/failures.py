@@ -39,7 +39,7 @@ def failure_of_others(error: BaseException) -> OptrunError | None:
 
 
 def position_behind(error: OptrunError) -> str | None:
-    """Name file, line and function of a plugin in which the cause of an error was raised.
+    """Name file, line and function of a plugin behind an error.
 
     Args:
         error: An error with a message for the user.
@@ -111,7 +111,7 @@ def _description(error: BaseException) -> str:
 
 
 def _plugin_files() -> dict[str, tuple[str, list[str]]]:
-    """Map each file with registered classes of others to a label and what it registers.
+    """Map each file with registered classes of others to its label and registered names.
 
     The label is what was typed after `--plugin`, else the path. A file has two entries if its path
     is a link: one for the path, one for the resolved path.

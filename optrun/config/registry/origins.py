@@ -16,7 +16,7 @@ _allowed: list[bool] = [False]
 
 
 def allow_changes(allowed: bool) -> None:
-    """Allow or forbid that runs continue with changed code, for the whole process."""
+    """Allow or forbid runs to continue with changed code, for the whole process."""
     _allowed[0] = allowed
 
 
@@ -26,7 +26,7 @@ def changes_allowed() -> bool:
 
 
 def records(values: Mapping[str, object]) -> list[PlainDict]:
-    """Describe the code of others that a configuration uses.
+    """Describe the code of others used by a configuration.
 
     A registered name counts wherever it stands: in a group, a rule, a list of metrics.
 
@@ -51,7 +51,7 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
 
 
 def refuse_code_of_program(values: Mapping[str, object], processes: str) -> None:
-    """Refuse registered choices that other processes cannot import again.
+    """Refuse registered choices unless other processes can import them again.
 
     They can import a plugin or an installed package, but no notebook and no module of the program.
 
@@ -72,7 +72,7 @@ def refuse_code_of_program(values: Mapping[str, object], processes: str) -> None
 
 
 def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[str]:
-    """List the chosen rows of others for which a run has no record of their code.
+    """List the chosen rows of others without a record of their code in the run.
 
     Args:
         config: The resolved, plain configuration of the run.
@@ -176,7 +176,7 @@ def digest_of(path: Path) -> str:
 
 
 def _source(row: registry.Choice) -> PlainDict:
-    """Describe where the code of a row comes from, with its digest.
+    """Describe the origin of a row's code, with its digest.
 
     That is a plugin, a distribution, or a module that the program imported. The digest is None if
     the module has no file.

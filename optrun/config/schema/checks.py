@@ -38,7 +38,7 @@ def expect(condition: bool, key: str, value: object, expected: str, hint: str = 
 
 
 def expecting(check: Check) -> Callable[[str, object], None]:
-    """Turn a check into a function that raises ConfigError, not TypeError or ValueError."""
+    """Turn the TypeError and ValueError of a check into ConfigError."""
 
     def refuse(key: str, value: object) -> None:
         try:

@@ -267,7 +267,7 @@ class MixtureConfig(DataConfig):
         self._expect_distinct_sets(self.parts())
 
     def _expect_probabilities(self) -> None:
-        """Refuse probabilities that are not one for each source with the sum 1; null passes."""
+        """Require one probability for each source, with the sum 1; null passes."""
         probabilities = self.probabilities
         if probabilities is None:
             return
@@ -329,7 +329,7 @@ class MixtureConfig(DataConfig):
 
     @property
     def streamed_by(self) -> str | None:
-        """The key of the first source that is streamed; None if none is."""
+        """The key of the first streamed source; None if none is streamed."""
         for name, source in self.parts().items():
             if source.streaming:
                 return f"data.mixture.{name}.streaming"
@@ -409,7 +409,7 @@ class HubConfig(StreamableConfig):
     """Null: `validation` or `test`, if there is one; else cut from train."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no name and no folder."""
+        """Refuse a URL as `data.path`."""
         super().__post_init__()
         refuse_url("data.path", self.path)
 
@@ -427,7 +427,7 @@ def eval_key(name: str) -> str:
 
 
 def eval_set_names(names: Iterable[object]) -> list[str]:
-    """Check the names of evaluation sets, which become part of metrics: `eval/NAME/accuracy`.
+    """Check the names of evaluation sets, a part of metrics: `eval/NAME/accuracy`.
 
     Raises:
         ConfigError: A name has other characters than letters, digits, `_` and `-`, is `train`, or

@@ -69,7 +69,7 @@ _LESS_IS_BETTER = re.compile(r"(loss|perplexity|error|mse|mae|bits_per_\w+)$")
 
 
 def metric_mode(name: str) -> str:
-    """Tell which direction of a metric is better, `min` or `max`.
+    """Tell the better direction of a metric, `min` or `max`.
 
     The last part of the name decides: the schema of a metric, else a task with this main metric,
     else `min` for names that end like an error, such as `loss` or `perplexity`.
@@ -93,7 +93,7 @@ def metric_mode(name: str) -> str:
 
 
 def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list[registry.Choice]:
-    """Find the rows of the metrics that `task.metrics` names.
+    """Find the registry rows of the metrics in `task.metrics`.
 
     Args:
         names: The value of `task.metrics`.

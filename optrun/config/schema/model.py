@@ -29,7 +29,7 @@ class ModelConfig(Checked):
     """Of the weights. Of `bfloat16` those that an adapter trains are float32 all the same."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no name and no folder."""
+        """Refuse a URL as `model.tokenizer`."""
         super().__post_init__()
         refuse_url("model.tokenizer", self.tokenizer)
 

@@ -130,7 +130,7 @@ def _check_rule(key: str, rule: Any) -> None:
 
 
 def _refuse_unknown_overrides(key: str, overrides: list[str]) -> None:
-    """Refuse overrides of a rule that no optimizer has."""
+    """Refuse overrides of a rule unknown to every optimizer."""
     valid = {*GROUPING_KEYS, *hyper_parameters()}
     for name in overrides:
         if name == "schedule":

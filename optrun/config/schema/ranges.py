@@ -195,7 +195,7 @@ def check_patterns(name: str, value: object) -> list[str]:
 
 
 def optional(check: Check, also_valid: str = "") -> Check:
-    """Make a checker that lets None pass, and any other value that passes `check`.
+    """Make a checker for None or a value of `check`.
 
     also_valid: Added to the messages of ValueError, such as ", or null".
     """

@@ -142,7 +142,7 @@ class RunConfig(Checked):
             model.quantization = "4bit"
 
     def _expect_float32_copy(self) -> None:
-        """Refuse bfloat16 weights unless what is trained has a float32 copy.
+        """Refuse bfloat16 weights unless the trained ones have a float32 copy.
 
         bfloat16 has 8 significant bits, so a step below 1/256 of a weight would be rounded away.
         The factors of an adapter are float32.

@@ -145,7 +145,7 @@ class TrainingConfig(Checked):
         raise self._impossible_global_batch(ranks, most)
 
     def _impossible_global_batch(self, ranks: int, most: int) -> ConfigError:
-        """Build the error for a global batch that the ranks cannot make; see `step_over`."""
+        """Build the error for an impossible global batch on these ranks; see `step_over`."""
         size = self.per_device_train_batch_size
         accumulation = self.gradient_accumulation_steps
         factors = []
