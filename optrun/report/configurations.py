@@ -168,9 +168,8 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     keys = []
     for key in all_keys(runs):
         group = key.partition(".")[0]
-        if (key in _KEYS_WITHOUT_EFFECT or group in _KEYS_WITHOUT_EFFECT) and (
-            key not in conditional
-        ):
+        is_without_effect = key in _KEYS_WITHOUT_EFFECT or group in _KEYS_WITHOUT_EFFECT
+        if is_without_effect and key not in conditional:
             continue
         if _repeats_seed(key, runs):
             continue
@@ -180,7 +179,8 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         if not is_implied(key, other_keys, runs):
             keys.append(key)
     first = ("model.name", "data.name", "task.name", "optimizer.name", "lr")
-    return sorted(keys, key=lambda key: first.index(key) if key in first else len(first))
+    rest = [key for key in keys if key not in first]
+    return [key for key in first if key in keys] + rest
 
 
 def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
@@ -305,8 +305,12 @@ def _join_seeds(
         worst: The score of a diverged run; None: it gets none.
     """
     configuration = Configuration(settings, runs)
+
+    def priority(run: Run) -> tuple[bool, str]:
+        return run.finished, str(run.summary.get("updated_at", ""))
+
     # The last run of a seed in this order is the one that counts.
-    by_update = sorted(runs, key=lambda run: (run.finished, str(run.summary.get("updated_at", ""))))
+    by_update = sorted(runs, key=priority)
     latest = {run.seed or 0: run for run in by_update}
     configuration.repeated = [run for run in by_update if run is not latest[run.seed or 0]]
     for seed, run in sorted(latest.items()):
@@ -372,6 +376,12 @@ def _build_lr_curve(
     for configuration in configurations:
         if configuration.lr:
             by_lr[configuration.lr].append(configuration)
+
+    def preference(configuration: Configuration) -> tuple[bool, float]:
+        """Order the best first: never diverged, then the best mean."""
+        return bool(configuration.diverged), configuration.cost(mode)
+
+    # 1. The point at each lr, lowest first.
     points = {}
     diverged = []
     for lr, members in sorted(by_lr.items()):
@@ -379,11 +389,11 @@ def _build_lr_curve(
             diverged.append(lr)
         finished = [configuration for configuration in members if configuration.finished_scores]
         if finished:
-            points[lr] = min(
-                finished,
-                key=lambda configuration: (bool(configuration.diverged), configuration.cost(mode)),
-            )
-    best = points.get(chosen.lr or 0.0) if chosen.scores else None
+            points[lr] = min(finished, key=preference)
+    # 2. The best point.
+    best = None
+    if chosen.scores and chosen.lr:
+        best = points.get(chosen.lr)
     if best is None:
         stable = [configuration for lr, configuration in points.items() if lr not in diverged]
         candidates = stable or list(points.values())

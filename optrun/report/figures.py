@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from optrun.report import differences
+from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
 from optrun.report.metric_figures import choose_axis, draw_lr_curves, draw_seed_lines, seed_lines
 from optrun.report.picture import SHOWN, Picture
@@ -46,34 +47,36 @@ def _order_as_ranked(findings: Findings, comparison: Comparison) -> Findings:
 
     The order decides the colours: a contender then has the same one in all pictures.
     """
-    names = [] if comparison.ttest is None else comparison.ttest.ranking
-    order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
-    return replace(
-        findings,
-        contenders=sorted(
-            findings.contenders, key=lambda contender: order.get(contender.name, len(order))
-        ),
-    )
+    names = [*comparison.scores]
+    if comparison.ttest is not None:
+        names = [*dict.fromkeys([*comparison.ttest.ranking, *names])]
+
+    def position(contender: Contender) -> int:
+        if contender.name in names:
+            return names.index(contender.name)
+        return len(names)
+
+    return replace(findings, contenders=sorted(findings.contenders, key=position))
 
 
 def pictures(findings: Findings) -> list[Picture]:
-    """List the pictures of one workload, without pictures of no data.
+    """List the pictures of one workload; a picture without data is left out.
 
-    They are the differences to the reference, the metric during training (of runs with two
-    evaluations), and the final metric against lr (of contenders with two rates). The last two show
-    at most `picture.SHOWN` contenders, and their captions say so.
+    1. The differences to the reference.
+    2. The metric during training, of runs with two evaluations.
+    3. The final metric against lr, if a contender has two rates.
+
+    The last two show at most `picture.SHOWN` contenders, and their captions say so.
     """
+    with_runs = [contender for contender in findings.contenders if contender.configuration.runs]
     # The index in this list decides colour and marker in all pictures.
-    contenders = [contender for contender in findings.contenders if contender.configuration.runs][
-        :SHOWN
-    ]
-    metric = findings.metric
+    contenders = with_runs[:SHOWN]
     note = ""
     if len(contenders) < len(findings.contenders):
         note = f" The best {len(contenders)} of {len(findings.contenders)} are drawn."
     drawn = verdict_picture(Comparison.of(findings))
     axis = choose_axis(contenders)
-    lines = seed_lines(contenders, metric, axis)
+    lines = seed_lines(contenders, findings.metric, axis)
     if lines:
         caption = (
             "One line for each seed of each best configuration. Where lines of two contenders mix,"
@@ -81,15 +84,17 @@ def pictures(findings: Findings) -> list[Picture]:
         )
         if axis == "epoch":
             caption += " Batch sizes differ, so the axis is the data seen."
-        draw = partial(draw_seed_lines, lines, metric, findings.mode, axis)
-        drawn.append(Picture("metric", f"{metric} during training", caption + note, draw))
+        title = f"{findings.metric} during training"
+        draw = partial(draw_seed_lines, lines, findings.metric, findings.mode, axis)
+        drawn.append(Picture("metric", title, caption + note, draw))
     if any(len(contender.lr_curve.finished_lrs) > 1 for contender in contenders):
         caption = (
             "The ring is the best mean over seeds; if it is the first or last of its line, try more"
             " rates. A cross is a diverged run, an arrowhead a value outside the picture."
         )
+        title = f"Final {findings.metric} against learning rate"
         draw = partial(draw_lr_curves, contenders, findings)
-        drawn.append(Picture("lr", f"Final {metric} against learning rate", caption + note, draw))
+        drawn.append(Picture("lr", title, caption + note, draw))
     return drawn
 
 
@@ -99,20 +104,17 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
     Empty if fewer than two contenders have a difference.
     """
     ttest = comparison.ttest
-    scores = comparison.scores
-    findings = comparison.findings
     if ttest is None:
         return []
-    order = [*scores]
-    metric = findings.metric
-    mode = findings.mode
+    order = [*comparison.scores]
+    metric = comparison.findings.metric
+    mode = comparison.findings.mode
     if comparison.several:
         order = ttest.ranking
         metric = "mean score"
         mode = "max"
-    lines = differences.differences(
-        {name: ttest.comparisons.get(name) for name in order}, scores, comparison.diverged_seeds
-    )
+    comparisons = {name: ttest.comparisons.get(name) for name in order}
+    lines = differences.differences(comparisons, comparison.scores, comparison.diverged_seeds)
     if len(lines) < 2:
         return []
     caption = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,7 +77,9 @@ def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list
             x, y = run.finite_values(metric, axis)
             if len(x) < 2:  # one point is no curve
                 continue
-            indices = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
+            n_points = min(len(x), _POINTS)
+            evenly_spaced = np.linspace(0, len(x) - 1, n_points)
+            indices = np.unique(evenly_spaced.astype(int))
             has_score = bool(contender.configuration.scores)
             lines.append(SeedLine(series, contender.name, has_score, x[indices], y[indices]))
     return lines
@@ -136,7 +138,8 @@ def _set_metric_limits(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     values = np.concatenate([line.y for line in lines])
     best = float(values.min() if mode == "min" else values.max())
     # The median over lines; + 2 rounds the quarter to the nearest index.
-    after_quarter = float(np.median([line.y[(len(line.y) + 2) // 4] for line in lines]))
+    values_after_quarter = [line.y[(len(line.y) + 2) // 4] for line in lines]
+    after_quarter = float(np.median(values_after_quarter))
     set_limits(ax, [best, *ends], mode, least=abs(after_quarter - best))
 
 
@@ -154,35 +157,42 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
         all_means += [point.mean for point in contender.lr_curve.points.values()]
     log_axis(ax, "x", lrs)
     ax.margins(x=0.05)
-    bests = [
-        (contender.name, contender.lr_curve.best.mean)
-        for contender in contenders
-        if contender.lr_curve.best is not None
-    ]
+    bests = []
+    for contender in contenders:
+        if contender.lr_curve.best is not None:
+            bests.append((contender.name, contender.lr_curve.best.mean))
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
         note_cut_contenders(ax, findings.mode, bests)
-    # Many learning rates come from a search, whose neighbours differ in other settings, too: a
-    # line through them would show that noise.
-    width = (
-        1.4 if max(len(contender.lr_curve.points) for contender in contenders) <= _CROWDED else 0.0
-    )
+    width = 1.4
+    if max(len(contender.lr_curve.points) for contender in contenders) > _CROWDED:
+        # So many rates come from a search, whose neighbours differ in other settings, too: a line
+        # through them would show that noise.
+        width = 0.0
     for series, contender in enumerate(contenders):
         dots = _lr_dots(ax, contender)
-        colour = style_of(series)["color"]
         for dot in dots:
-            if math.isnan(dot.y):
-                continue
-            scores = contender.lr_curve.points[dot.x].finished_scores.values()
-            if scores:
-                ends = [min(scores), max(scores)]
-                ax.plot([dot.x, dot.x], ends, linewidth=1.1, alpha=0.7, color=colour)
+            if not math.isnan(dot.y):
+                scores = contender.lr_curve.points[dot.x].finished_scores
+                _draw_range_of_seeds(ax, series, dot.x, scores.values())
         draw_dots(ax, series, contender.name, dots, findings.mode, width)
     legend(ax, below=figure)
     return figure
+
+
+def _draw_range_of_seeds(ax: Axes, series: int, lr: float, scores: Collection[float]) -> None:
+    """Draw a thin vertical line from the lowest to the highest score at an lr, if there are any."""
+    if scores:
+        ax.plot(
+            [lr, lr],
+            [min(scores), max(scores)],
+            linewidth=1.1,
+            alpha=0.7,
+            color=style_of(series)["color"],
+        )
 
 
 def _lr_dots(ax: Axes, contender: Contender) -> list[Dot]:

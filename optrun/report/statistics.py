@@ -8,7 +8,7 @@ contender, so all tests are paired by seed. Their error rates and power are simu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -164,26 +164,48 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
         values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
         mode: "min" if less is better, "max" if more is.
     """
-    has_score = ~np.isnan(values)
-    filled = np.where(has_score, values, 0.0)
-    # In units of the largest score of a pair, so that no square overflows.
-    unit = np.abs(filled).max(axis=-1, initial=0.0)
-    unit = np.maximum(unit[..., :, None], unit[..., None, :])
-    unit = np.where(unit > 0, unit, 1.0)
-    both = has_score[..., :, None, :] & has_score[..., None, :, :]
+    # 1. Subtract every contender j from every i; NaN where one of the two has no score.
+    differences = values[..., :, None, :] - values[..., None, :, :]
+    both = ~np.isnan(differences)
     n = both.sum(axis=-1)
-    difference = filled[..., :, None, :] - filled[..., None, :, :]
-    difference = np.where(both, difference, 0.0) / unit[..., None]
-    mean = difference.sum(axis=-1) / np.maximum(n, 1)
-    squares = (np.where(both, difference - mean[..., None], 0.0) ** 2).sum(axis=-1)
-    sd = np.sqrt(squares / np.maximum(n - 1, 1))
-    is_tested = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
-    sd = np.where(is_tested & (sd > ROUNDING), sd, np.nan)
+    # 2. Scale by the largest score of each pair, so that no square overflows.
+    largest = np.nan_to_num(np.abs(values)).max(axis=-1, initial=0.0)
+    unit = np.maximum(largest[..., :, None], largest[..., None, :])
+    unit = np.where(unit > 0, unit, 1.0)
+    scaled = np.where(both, differences, 0.0) / unit[..., None]
+    # 3. Mean and standard deviation over the shared seeds.
+    mean = scaled.sum(axis=-1) / np.maximum(n, 1)
+    deviations = np.where(both, scaled - mean[..., None], 0.0)
+    variance = (deviations**2).sum(axis=-1) / np.maximum(n - 1, 1)
+    sd = np.sqrt(variance)
+    # 4. Test the pairs of two different contenders with enough shared seeds.
+    has_seeds = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
+    has_spread = sd > ROUNDING
+    is_equal = ~has_spread & (np.abs(mean) <= ROUNDING)
+    sd = np.where(has_seeds & has_spread, sd, np.nan)
     sign = 1.0 if mode == "min" else -1.0
     t = sign * mean * np.sqrt(n) / sd
-    t = np.where(is_tested & np.isnan(sd) & (np.abs(mean) <= ROUNDING), 0.0, t)
+    t = np.where(has_seeds & is_equal, 0.0, t)
     p = special.stdtr(np.maximum(n - 1, 1), -t)
-    return PairedTests(n, np.where(n > 0, mean * unit, np.nan), sd * unit, t, p)
+    difference = np.where(n > 0, mean * unit, np.nan)
+    return PairedTests(n, difference, sd * unit, t, p)
+
+
+def tabulate_scores(rows: Collection[Mapping[int, float]]) -> Array:
+    """Tabulate scores by seed: one row for each mapping, one column for each seed, rising.
+
+    NaN where a mapping lacks a seed.
+
+    Example:
+        >>> tabulate_scores([{0: 1.0, 3: 2.0}, {3: 4.0}]).tolist()
+        [[1.0, 2.0], [nan, 4.0]]
+    """
+    seeds = sorted(set[int]().union(*rows))
+    table = np.full((len(rows), len(seeds)), math.nan)
+    for row, by_seed in enumerate(rows):
+        for seed, score in by_seed.items():
+            table[row, seeds.index(seed)] = score
+    return table
 
 
 def compare(
@@ -223,41 +245,36 @@ def compare(
     own variance, and Bonferroni bounds the error.
     """
     _refuse_unfit(scores, mode, baseline)
-    # 1. Rank by the means, and tabulate the scores: one row each contender, one column each seed.
+    # 1. Rank by the means.
     names = list(scores)
-    means = {
-        name: float(np.mean([*by_seed.values()])) for name, by_seed in scores.items() if by_seed
-    }
+    means = {}
+    for name, by_seed in scores.items():
+        if by_seed:
+            means[name] = float(np.mean([*by_seed.values()]))
     ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
-    seeds = sorted(set().union(*scores.values()))
-    values = np.full((len(names), len(seeds)), math.nan)
-    for row, by_seed in zip(values, scores.values(), strict=True):
-        for seed, score in by_seed.items():
-            row[seeds.index(seed)] = score
-    # 2. Test every two contenders, and adjust the p values.
-    tests = paired_tests(values, mode)
+    # 2. Test every two contenders, adjust the p values, and choose the reference.
+    tests = paired_tests(tabulate_scores(scores.values()), mode)
     n_tests = _count_tests(len(means))
     alpha = ALPHA / looks
+    ruled_out_by = [""] * len(names)
     if baseline is None:
-        # Of each contender the test against the one that most likely beats it.
+        # The contender that most likely beats each one; a pair without a test counts last.
         strongest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
-        p = np.minimum(1.0, tests.p[range(len(names)), strongest] * n_tests)
-        itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
+        smallest_p = tests.p[range(len(names)), strongest]
+        p = np.minimum(1.0, smallest_p * n_tests)
+        for i, rival in enumerate(strongest):
+            if p[i] < alpha:
+                ruled_out_by[i] = names[rival]
         # The most seeds that a contender shares with another one.
+        itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
         shared = np.where(itself, 0, tests.seeds).max(axis=1)
-        # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
-        # shares too few.
-        reference = min(
-            map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
-        )
-        ruled_out_by = [names[strongest[i]] if p[i] < alpha else "" for i in range(len(names))]
+        reference = names.index(_choose_reference(ranking, names, p < alpha, shared))
         sides = 1
         confidence = 1 - 2 * alpha / n_tests
     else:
         reference = names.index(baseline)
         p = _adjust_by_holm(reference, tests, n_tests)
         shared = tests.seeds[:, reference]
-        ruled_out_by = [""] * len(names)
         sides = 2
         confidence = 1 - alpha
     if sd is None:
@@ -303,6 +320,29 @@ def compare(
         alpha=alpha,
         confidence=confidence,
     )
+
+
+def _choose_reference(
+    ranking: Sequence[str], names: Sequence[str], is_ruled_out: NDArray[np.bool_], shared: Array
+) -> str:
+    """Choose the first contender of the ranking that is not ruled out and shares `MIN_SEEDS` seeds.
+
+    With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
+    shares too few. If no contender meets both conditions, one that is not ruled out comes before
+    one that shares enough.
+
+    Args:
+        ranking: Names of the contenders with a score, best mean first.
+        names: All names, in the order of the arrays.
+        is_ruled_out: Whether another contender rules it out.
+        shared: The most seeds that it shares with another contender.
+    """
+
+    def failed_conditions(name: str) -> tuple[bool, bool]:
+        index = names.index(name)
+        return bool(is_ruled_out[index]), bool(shared[index] < MIN_SEEDS)
+
+    return min(ranking, key=failed_conditions)
 
 
 def _refuse_unfit(scores: Scores, mode: str, baseline: str | None) -> None:

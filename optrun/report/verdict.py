@@ -6,6 +6,7 @@ The sentences stand in `templates/line.txt`.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -143,14 +144,14 @@ def write_verdict(
 
 def _write_choices(comparison: Comparison) -> dict[str, str]:
     """Map each ranked contender to its chosen configuration, see `SweepVerdict.chosen`."""
-    choices: dict[str, str] = {}
+    texts: dict[str, list[str]] = defaultdict(list)
     for workload in comparison.workloads:
-        where = f" on {workload.name}" if workload.name else ""
         for contender in workload.ranked:
-            text = write_contender(contender, workload) + where
-            before = choices.get(contender.name)
-            choices[contender.name] = text if before is None else f"{before}; {text}"
-    return choices
+            text = write_contender(contender, workload)
+            if workload.name:
+                text += f" on {workload.name}"
+            texts[contender.name].append(text)
+    return {name: "; ".join(choices) for name, choices in texts.items()}
 
 
 DECIDED = (
@@ -207,22 +208,31 @@ def is_best_lr_chance(contender: Contender, findings: Findings) -> bool:
 
 
 def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, object]:
-    """Collect the numbers and names for the template of the first line."""
-    scores = comparison.scores
+    """Collect the numbers and names for the template of the first line.
+
+    The line calls each contender by a title, such as "lamb at lr 2e-3 (1 of 5 seeds diverged)".
+    """
     possible = ttest.possible
-    # What the line calls each contender, such as "lamb at lr 2e-3 (1 of 5 seeds diverged)".
-    titles = {name: _write_with_diverged(name, comparison) for name in ttest.ranking}
-    means = {name: sum(scores[name].values()) / len(scores[name]) for name in titles}
+    # 1. The title of each contender, and those with the best mean.
+    titles = {}
+    means = {}
+    for name in ttest.ranking:
+        scores = comparison.scores[name].values()
+        titles[name] = _write_with_diverged(name, comparison)
+        means[name] = sum(scores) / len(scores)
     best_mean = means[ttest.ranking[0]]
     best = [name for name in titles if means[name] == best_mean]
-    titles_by_verdict: dict[str, list[str]] = {}
+    # 2. The titles by verdict.
+    titles_by_verdict: dict[str, list[str]] = defaultdict(list)
     for name, title in titles.items():
-        titles_by_verdict.setdefault(ttest.verdict_text(name), []).append(title)
+        titles_by_verdict[ttest.verdict_text(name)].append(title)
     titles_by_verdict.pop(Verdict.baseline, None)
     baseline = ""
     if ttest.has_baseline:
         baseline = _write_with_diverged(ttest.reference, comparison)
-    fewest_seeds = min(len(scores[name]) for name in possible or titles)
+    either_will_do = Verdict.either_will_do.replace(UNSET, ttest.limit)
+    # 3. The values of the template.
+    fewest_seeds = min(len(comparison.scores[name]) for name in possible or titles)
     content: dict[str, object] = {
         "first": [titles[name] for name in best],
         "mean": "",
@@ -231,7 +241,7 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
         "groups": titles_by_verdict,
         "possible": [titles[name] for name in possible],
         "ruled_out": titles_by_verdict.get(Verdict.ruled_out, []),
-        "either": titles_by_verdict.get(Verdict.either_will_do.replace(UNSET, ttest.limit), []),
+        "either": titles_by_verdict.get(either_will_do, []),
     }
     content |= _content_of_differences(ttest, fewest_seeds)
     # With several workloads the line names no rates and no edges, since each has its own.
@@ -267,16 +277,20 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
         if name != ttest.reference and result.seeds
     }
     undecided = [comparisons[name] for name in ttest.possible if name in comparisons]
-    decisive = list(comparisons.values()) if len(ttest.possible) == 1 else undecided
-    widest = max((abs(result.difference) for result in undecided), default=0.0)
-    if widest < 1e-12:  # rounding in the means: they are equal
-        widest = 0.0
-    smallest_lead = min((abs(result.difference) for result in comparisons.values()), default=0.0)
+    decisive = undecided
+    if len(ttest.possible) == 1:
+        decisive = list(comparisons.values())
+    leads = [abs(result.difference) for result in comparisons.values()]
+    gaps = [abs(result.difference) for result in undecided]
+    widest_gap = max(gaps, default=0.0)
+    apart = ""
+    if widest_gap >= 1e-12:  # less is rounding in the means
+        apart = format_metric(widest_gap)
     detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
     return {
         "judged_by": min((result.seeds for result in decisive), default=seeds),
-        "ahead": format_metric(smallest_lead),
-        "apart": format_metric(widest) if widest else "",
+        "ahead": format_metric(min(leads, default=0.0)),
+        "apart": apart,
         "shared": bool(undecided),
         "seen": format_metric(max(detectable)) if detectable else "",
     }
@@ -382,12 +396,18 @@ def needs_longer_training(findings: Findings) -> bool:
 def _is_too_short(contender: Contender, loss: str) -> bool:
     """Tell whether a contender was trained too briefly to choose its lr.
 
-    Most of its runs are no better than the majority class, or in each run at least half of the fall
-    of the evaluation loss came in the second half of training.
+    It was if most of its runs learnt nothing in a task with classes, or if in each run at least
+    half of the fall of the evaluation loss came in the second half of training.
+
+    Args:
+        contender: The contender.
+        loss: Name of the evaluation loss, such as `eval/loss`.
     """
-    # `majority` is None for a task without classes.
-    if _learnt_nothing(contender) and _results_without_learning(contender)[0].majority is not None:
-        return True
+    if _learnt_nothing(contender):
+        result = _results_without_learning(contender)[0]
+        has_classes = result.majority is not None
+        if has_classes:
+            return True
     return all(_falls_late(run, loss) for run in contender.configuration.runs)
 
 

@@ -19,6 +19,7 @@ from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
 from optrun.report.lr_scaling import fit
 from optrun.report.runs import Run, all_keys, flatten, require_runs, to_number
+from optrun.report.statistics import tabulate_scores
 
 Size = Mapping[str, float]
 """Key of the configuration -> its value, above 0."""
@@ -306,11 +307,7 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
         raise ConfigError("no run finished")
     # 1. Tabulate the costs: one row for each seed, one column for each lr.
     lrs = [*scores]
-    seeds = sorted(set[int]().union(*scores.values()))
-    costs = np.full((len(seeds), len(lrs)), math.nan)
-    for column, scores_at_lr in enumerate(scores.values()):
-        for seed, score in scores_at_lr.items():
-            costs[seeds.index(seed), column] = score
+    costs = tabulate_scores(scores.values()).T
     if mode == "max":
         costs = -costs
     # 2. The best lr and both neighbours need enough seeds.
