@@ -185,7 +185,10 @@ def point_best(run: RunDir, global_step: int | None) -> None:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """Return the checkpoint named by `best` or `last`; None if it is missing."""
+    """Return the checkpoint folder that the file `best` or `last` names.
+
+    None if the file cannot be read, or names no existing `step_*` folder beside it.
+    """
     try:
         name = read_text(pointer).strip()
     except (OSError, UnicodeDecodeError, UnreadableFileError):

@@ -24,7 +24,7 @@ from optrun.artifacts.run_dir import (
     parse_step,
 )
 from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
-from optrun.base.reading import read_text
+from optrun.base.reading import expand_home, read_text
 
 _OUTPUTS = Path("outputs")
 """Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
@@ -159,7 +159,7 @@ def locate(value: str, key: str = "") -> Target:
         CheckpointError: The path is a link among checkpoints.
     """
     refuse_url(key.rstrip("=") or "RUN_DIR", value)
-    path = Path(value).expanduser()
+    path = expand_home(value)
     typed = f"{key}{value}"
     if not path.exists():
         folders = path.parent.glob("*/") if path.parent.is_dir() else ()

@@ -33,6 +33,19 @@ _KINDS = {
 }
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a path with the home folder for a leading `~` or `~USER`; unknown users stay as typed.
+
+    `Path.expanduser` raises RuntimeError for an unknown user, and a word such as `~x/model` may be
+    anything that a person typed.
+
+    Example:
+        >>> str(expand_home("~nobody-of-this-name/model"))
+        '~nobody-of-this-name/model'
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def kind_of(path: Path, *, follow: bool = False) -> str | None:
     """Name the kind of a path; None: it is a regular file.
 

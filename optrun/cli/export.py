@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from optrun.base.errors import EXIT_DONE, ConfigError
+from optrun.base.reading import expand_home
 from optrun.cli.parser import VerbArguments, VerbParser
 
 
@@ -34,7 +35,7 @@ def run(arguments: VerbArguments) -> int:
     merged = arguments.flag("merge")
     private = arguments.flag("private")
     hub_name = arguments.key_values.get("push_to_hub")
-    destination = Path(target).expanduser()
+    destination = expand_home(target)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
             f"{destination}: already exists, and nothing is overwritten. Choose a new folder."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from optrun.base import shell
 from optrun.base.errors import ConfigError, did_you_mean, refuse_url
+from optrun.base.reading import expand_home
 from optrun.config.tokens import key_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class VerbArguments:
     def out(self) -> Path | None:
         """The value of `out`; None if it is not given."""
         if "out" in self.key_values:
-            return Path(self.key_values["out"]).expanduser()
+            return expand_home(self.key_values["out"])
         return None
 
     def flag(self, key: str) -> bool | None:

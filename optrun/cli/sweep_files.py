@@ -9,7 +9,7 @@ from pathlib import Path
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
 from optrun.base.plain import PlainMapping, flat
-from optrun.base.reading import read_json
+from optrun.base.reading import expand_home, read_json
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.saved import read_config
 from optrun.data.cache import digest_file
@@ -108,7 +108,7 @@ def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
 
     Hidden files of a folder, and files that cannot be read, are left out.
     """
-    path = Path(text).expanduser()
+    path = expand_home(text)
     files = {text: path}
     if path.is_dir():
         inside = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}

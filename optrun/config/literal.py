@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from optrun.base.errors import ConfigError
+from optrun.base.reading import expand_home
 from optrun.config import registry
 from optrun.config.groups import CHOICES, GROUPS
 from optrun.config.original_cwd import PATHS
@@ -153,7 +154,7 @@ def _with_literal_path(token: str) -> str:
 
 def _path_exists(value: str) -> bool:
     try:
-        return os.path.lexists(Path(value).expanduser())
+        return os.path.lexists(expand_home(value))
     except RuntimeError:  # from `~name`, if there is no such user
         return False
 

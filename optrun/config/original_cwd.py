@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.bounded_yaml import yaml_mapping
+from optrun.base.reading import expand_home
 from optrun.config import registry
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
@@ -152,7 +153,7 @@ def _resolve_paths(value: object, folder: Path) -> Any:
 
 def _rebase_if_exists(folder: Path, value: object) -> Any:
     """Put a folder before a relative path or glob if the result exists; else change nothing."""
-    if not isinstance(value, str) or Path(value).expanduser().is_absolute():
+    if not isinstance(value, str) or expand_home(value).is_absolute():
         return value
     path = str(folder / value)
     if Path(path).exists() or glob.glob(path, recursive=True):  # noqa: PTH207

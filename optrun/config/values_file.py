@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.base.bounded_yaml import yaml_text
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.plain import PlainDict, flat
+from optrun.base.reading import expand_home
 from optrun.config.groups import GROUPS
 from optrun.config.literal import in_grammar
 from optrun.config.paths import VALUES_FILES
@@ -31,7 +32,7 @@ def find_values_file(config_name: str) -> Path | None:
     """
     if not config_name.endswith((".yaml", ".yml")):
         return None
-    path = Path(config_name).expanduser()
+    path = expand_home(config_name)
     if path.is_file():
         return path
     files_there = [str(file) for file in path.parent.glob("*.y*ml")]

@@ -417,10 +417,11 @@ _KINDS = {
 
 
 def refuse_mixed(split: Split, column: str) -> None:
-    """Refuse a column with cells, or items of lists, of several kinds.
+    """Refuse a column with cells of several kinds, or with items of lists of several kinds.
 
-    The kinds are those of `_KINDS`; missing values are of none. A column is read only if its type
-    allows several kinds.
+    Kinds are text, number, boolean, object and list; a missing value has none. Items are compared
+    over all lists of the column together. Cells are only read if the type of the column allows
+    several kinds.
 
     Raises:
         ConfigError: The message has the first value, and the first value of another kind.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
+from optrun.base.reading import expand_home
 from optrun.config import registry
 from optrun.data.content import name_inside
 from optrun.data.files import resolve
@@ -36,7 +37,7 @@ def data_keys(name: str) -> dict[str, str]:
     Raises:
         ConfigError: Nothing has this name, or it is not clear what a folder holds.
     """
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if path.is_dir():
         return _folder_keys(path)
     if path.exists() or path.is_symlink() or not may_be_name(name):
@@ -58,7 +59,7 @@ def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
         name: As for `data_keys`.
         keys: What `data_keys` returned for it.
     """
-    folder = Path(name).expanduser()
+    folder = expand_home(name)
     if not folder.is_dir() or is_saved(folder) or has_classes(folder):
         return []
     splits = splits_of(folder, by_ending())

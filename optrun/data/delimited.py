@@ -209,6 +209,7 @@ class _Table:
                 for part, meaning in _REASONS.items():
                     if part in reason:
                         reason = meaning
+                        break
                 raise ConfigError(f"{self._cannot}: row {number:,}: {reason}.") from error
 
     def rows(self) -> Iterator[list[str]]:

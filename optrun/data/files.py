@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import list_names
-from optrun.base.reading import kind_of, open_file
+from optrun.base.reading import expand_home, kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import digest, digest_file, versions
 from optrun.data.encoding import UTF8
@@ -195,7 +195,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
     """
     files: dict[Path, None] = {}  # an ordered set
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
-        name = str(Path(pattern).expanduser())
+        name = str(expand_home(pattern))
         matches = _match_files(name)
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_no_file(name)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.reading import expand_home
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.content import name_inside
@@ -84,7 +85,7 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     """
     import datasets
 
-    folder = Path(config.path).expanduser()
+    folder = expand_home(config.path)
     missing = hub.why_cache_only(config.path)
     if missing is not None:
         # datasets took this over from the hub's client when it was imported
@@ -222,7 +223,7 @@ def commit_of(config: HubConfig) -> str:
     address_key = f"{_KEY}={config.path}"
     if config.revision:
         address_key += f" data.revision={config.revision}"
-    if Path(config.path).expanduser().exists():
+    if expand_home(config.path).exists():
         raise ConfigError(
             f"{address_key}: data.streaming=true reads a dataset of the hub, and this is a local"
             " folder. Its files are read as a stream by"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from pathlib import Path
+
+from optrun.base.reading import expand_home
 
 TIMEOUT = 5.0
 """Seconds that the hub has to answer."""
@@ -14,12 +15,12 @@ def may_be_name(path: str) -> bool:
     """Tell whether a word could be a hub name, `NAME` or `OWNER/NAME`; else it can only be a path.
 
     Example:
-        >>> words = ("bert-base", "someone/bert", "./bert", "/data/bert", "a/b/c")
+        >>> words = ("bert-base", "someone/bert", "./bert", "~x/bert", "a/b/c")
         >>> [may_be_name(word) for word in words]
         [True, True, False, False, False]
     """
-    expanded = Path(path).expanduser()
-    if expanded.is_absolute() or path.startswith("."):
+    expanded = expand_home(path)
+    if expanded.is_absolute() or path.startswith((".", "~")):
         return False
     return len(expanded.parts) <= 2
 
@@ -32,7 +33,7 @@ def why_cache_only(name: str) -> str | None:
     Args:
         name: A hub name, or a local path.
     """
-    if Path(name).expanduser().exists() or not may_be_name(name):
+    if expand_home(name).exists() or not may_be_name(name):
         return None
     return why_hub_is_silent()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optrun.base.errors import ConfigError, UnreadableFileError
-from optrun.base.reading import read_bytes
+from optrun.base.reading import expand_home, read_bytes
 from optrun.data.cache import digest, digest_of
 from optrun.data.source import Split
 
@@ -155,7 +154,7 @@ class Images:
             return Encoded(value, where)
         if not value:
             raise ConfigError(f"{where} has no image in column {self.column}.")
-        path = Path(value).expanduser()
+        path = expand_home(value)
         if (
             self.split.folder is not None
             and not path.exists()

@@ -94,7 +94,9 @@ def labelled_lines(rows: Dataset) -> str:
 def looks_tagged(rows: Dataset) -> bool:
     """Tell whether each of the first 100 rows is a word, perhaps more, and a tag such as B-PER.
 
-    Blank rows do not count; the names of several columns do, since a row may be their header.
+    Every column must hold texts. A row without a tag, such as the blank line between sentences, is
+    skipped. If there are several columns, their names must be words and tags, too: a file without a
+    header gives its first row as the names.
     """
     if any(
         getattr(feature, "dtype", "") not in ("string", "large_string")

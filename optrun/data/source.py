@@ -120,14 +120,14 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         split: All rows.
         fraction: Share to hold back, in (0, 1).
         seed: Picks the rows.
-        documents: The task joins rows: of fewer than 20 texts the end of each is held back instead,
-            from a line break or a space on.
+        documents: Whether the task joins rows. Then the end of each text is held back instead, from
+            a line break or a space on, if there are fewer than 20 and `text` is the only column.
 
     Returns:
-        Training rows, evaluation rows, and a sentence that says what was done.
+        Training and evaluation rows, at least one each, and a sentence that says what was done.
 
     Raises:
-        ConfigError: Fewer than two rows that cannot be cut.
+        ConfigError: There are fewer than two rows.
     """
     rows = split.rows
     are_texts = rows.column_names == ["text"] and not is_nested(rows.features["text"])
@@ -135,7 +135,8 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         return _cut_ends(split, fraction)
     if len(rows) < 2:
         raise ConfigError(
-            f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval."
+            f"{split.key}: fewer than two rows cannot be cut into training and evaluation rows."
+            " Give data.eval."
         )
     held_count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))

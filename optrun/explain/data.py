@@ -2,12 +2,12 @@
 
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from optrun.base.errors import ConfigError
+from optrun.base.reading import expand_home
 from optrun.config.schema.data import HubConfig, PathsConfig, StdlibConfig, eval_key
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
@@ -167,7 +167,7 @@ def _reason_not_to_sample(config: RunConfig) -> str:
     """
     data = config.data
     if isinstance(data, HubConfig):
-        folder = Path(data.path).expanduser()
+        folder = expand_home(data.path)
         if not folder.is_dir():
             return "Data on the hub are read when a run begins, not here."
         files = [path for path in folder.rglob("*") if path.is_file()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import list_names
+from optrun.base.reading import expand_home
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.model.adapter import inject_adapter
@@ -161,7 +161,7 @@ def _load(
     if size is not None and size < getattr(text_config, "vocab_size", 0):
         text_config.vocab_size = size
     model, report = auto.from_pretrained(
-        str(Path(config.path).expanduser()),
+        str(expand_home(config.path)),
         config=loadable,
         dtype=dtype,
         revision=config.revision,
@@ -289,7 +289,7 @@ def build_with_start_weights(
         return kind._from_config(values, dtype=_dtype(config)), None
     refuse_no_model(config.path)
     refuse_broken_weights(config.path)
-    path = str(Path(config.path).expanduser())
+    path = str(expand_home(config.path))
     try:
         model = kind.from_pretrained(
             path,
@@ -319,7 +319,7 @@ def _origin(config: ModelConfig) -> str | None:
     """
     if not isinstance(config, PretrainedConfig):
         return None
-    folder = Path(config.path).expanduser()
+    folder = expand_home(config.path)
     if folder.is_dir():
         return str(folder.resolve())
     return config.path

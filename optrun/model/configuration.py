@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
+from optrun.base.reading import expand_home
 from optrun.config.schema.checks import expect_count
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
@@ -137,7 +138,7 @@ def _names_by_number(config: PretrainedConfig) -> dict[int, str]:
     """
     from transformers import PretrainedConfig as TransformersConfig
 
-    folder = str(Path(config.path).expanduser())
+    folder = str(expand_home(config.path))
     stored, _ = TransformersConfig.get_config_dict(folder, revision=config.revision)
     label2id = stored.get("label2id") or {}
     if "id2label" in stored or sorted(label2id.values()) != list(range(len(label2id))):
@@ -262,7 +263,7 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
     from transformers import AutoConfig
 
     assert isinstance(config, PretrainedConfig)
-    local = Path(config.path).expanduser()
+    local = expand_home(config.path)
     refuse_no_model(config.path)
     if not local.exists() and not hub.may_be_name(config.path):
         raise ConfigError(
@@ -300,7 +301,7 @@ def _why_not_loaded(config: PretrainedConfig, error: Exception, missing: str | N
             "it comes with Python code of its own, which optrun does not run. If you trust it:"
             " model.trust_remote_code=true on the command line."
         )
-    if not Path(config.path).expanduser().is_dir():
+    if not expand_home(config.path).is_dir():
         return hub.why_not_fetched(config.path, missing, error)
     model_type = re.search(r"model type `(.+?)`", str(error))
     if model_type is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from optrun.base.errors import ConfigError, UnreadableFileError
-from optrun.base.reading import open_file, read_json
+from optrun.base.reading import expand_home, open_file, read_json
 
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 
@@ -21,7 +21,7 @@ def refuse_no_model(path: str) -> None:
     Raises:
         ConfigError: A file; a run, a checkpoint or an adapter; no config.json.
     """
-    folder = Path(path).expanduser()
+    folder = expand_home(path)
     if folder.is_file():
         raise ConfigError(
             f"model.path={path}: this is a file. Give the folder that holds config.json."
@@ -39,7 +39,7 @@ def refuse_broken_weights(path: str) -> None:
     Raises:
         ConfigError: No safetensors; a file that is cut, missing or a pointer of Git LFS.
     """
-    folder = Path(path).expanduser()
+    folder = expand_home(path)
     if not folder.is_dir():
         return
     problems = [_why_no_weights(folder), *map(_why_broken, weight_files(folder))]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optrun.base.errors import ConfigError
+from optrun.base.reading import expand_home
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import cached, digest, versions
@@ -103,7 +104,7 @@ def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) 
         ConfigError: `load` raised anything.
     """
     cache_only = hub.why_cache_only(name)
-    path = Path(name).expanduser()
+    path = expand_home(name)
     try:
         return load(str(path))
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
@@ -159,7 +160,7 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         return
     file_names = sorted(set(tokenizer.vocab_files_names.values()))
-    folder = Path(name).expanduser()
+    folder = expand_home(name)
     present = ""
     if folder.is_dir():
         existing = [file for file in file_names if (folder / file).is_file()]

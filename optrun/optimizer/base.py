@@ -411,7 +411,9 @@ class NamedOptimizer(Optimizer):
     def set_lr(self, value: float) -> None:
         """Set the base learning rate from the next step on.
 
-        Each group gets it times its `lr_scale`; a group with an absolute `lr` keeps that.
+        Each group gets it times its `lr_scale`, which the group holds as `lr_ratio`. A group with
+        an absolute `lr` has no ratio and keeps its lr. `base_lr`, by which "corrected" decay
+        scales, becomes the unscaled value.
 
         Raises:
             RuntimeError: A function of the step or a scheduler drives the learning rate.

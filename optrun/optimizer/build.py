@@ -87,8 +87,8 @@ def refuse_unshardable(
 ) -> None:
     """Refuse optimizers without support for shards under `distributed=fsdp`, before ranks start.
 
-    The class of a plugin must set `TAKES_SHARDS = True` itself; an inherited one does not count.
-    Does nothing for other values of `distributed`.
+    Those of pytorch_optimizer have none. The class of a plugin must set `TAKES_SHARDS = True`
+    itself; an inherited one does not count. Does nothing for other values of `distributed`.
 
     Args:
         config: Configuration of the run's optimizer.

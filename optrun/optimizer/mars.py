@@ -40,15 +40,16 @@ def _multi_tensor_mars(batch: Batch) -> None:
 def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
     """Take Adam's step on corrected gradients, then on tensors without correction.
 
-    Tensors that are not corrected take `betas_1d`. Each gradient is then copied into `last_grad`.
+    Tensors that are not corrected take `betas_1d`. Each gradient is then copied into `last_grad`,
+    also of tensors that are not corrected, since `optimize_1d` may change.
     """
     for corrected in (True, False):
         for part in _parts(batch, corrected=corrected, one_part=foreach):
-            last_grads = part.state.pop("last_grad")
+            last_grads = part.state.pop("last_grad")  # from the part's own dict, not the optimizer
             grads = part.grads
             options = batch.options
             if corrected:
-                part.grads = correct_grads(
+                part.grads = correct_grads(  # new tensors: `grads` stays as it is
                     grads,
                     last_grads,
                     foreach=foreach,
@@ -62,10 +63,10 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
 
 
 def _parts(batch: Batch, *, corrected: bool, one_part: bool) -> Iterator[Batch]:
-    """Yield the tensors with this value of their scalar `corrected`, in one part or in several.
+    """Yield the tensors that are (or are not) corrected, by the scalar `corrected` of each tensor.
 
-    A part of several ends when it has `PART_SIZE` elements. Without such tensors nothing is
-    yielded.
+    They come in one part, or in parts of about `PART_SIZE` elements, which bound the memory of
+    temporary tensors. Without such tensors nothing is yielded.
     """
     indices: list[int] = []
     elements = 0

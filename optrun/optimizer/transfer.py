@@ -229,8 +229,9 @@ def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) ->
 def _scaled_group(group: Group, options: Options, factors: _Factors) -> ParamGroup:
     """Copy a group without its parameters, and multiply its options by factors.
 
-    `lr_scale` is set, unless the lr of the group is absolute: then `lr` is scaled. `weight_decay`
-    and `eps` are set only if their factor is not 1.
+    `lr` and `lr_scale` are both scaled if the group has both: `lr` is its current lr, and
+    `lr_scale` its ratio to the lr that `set_lr` sets later. A group with neither gets `lr_scale`.
+    `weight_decay` and `eps` are set only if their factor is not 1.
 
     Args:
         group: The group, which may leave options to the optimizer.

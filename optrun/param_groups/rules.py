@@ -65,8 +65,9 @@ def assign_rules(
 def group_options(rule: Group) -> PlainDict:
     """Convert a rule to options of a parameter group, without `pattern`, `lr_scale` and `freeze`.
 
-    `adaptation` and `centralization` become the options of Lamb and LazyAdam with that effect, and
-    `betas` a tuple.
+    `adaptation` (of the lr by the layer's trust ratio) becomes the options of Lamb for it: true
+    adapts every parameter of the group, false none. `centralization` (of gradients) becomes
+    LazyAdam's `grad_centralization`, and `betas` a tuple. Other keys stay, `optimizer` too.
 
     Example:
         >>> group_options({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})

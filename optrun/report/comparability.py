@@ -11,6 +11,7 @@ from pathlib import Path
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import plain
+from optrun.base.reading import expand_home
 from optrun.config.original_cwd import original_cwd
 from optrun.report.runs import Run, all_keys
 
@@ -91,7 +92,7 @@ def _identify_files(value: str, folder: Path | None) -> object | None:
         return tuple(paths)
     if folder is None and not Path(value).is_absolute():
         return None
-    path = Path(folder or "/", value).expanduser()
+    path = expand_home(Path(folder or "/", value))
     if path.exists() or glob.glob(str(path), recursive=True):  # noqa: PTH207
         return os.path.realpath(path)
     return None

@@ -220,14 +220,15 @@ def _rank(contenders: Sequence[Contender], ttest: TtestResult, mode: str) -> lis
 def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     """Choose the metric to compare by, and its mode, `min` or `max`.
 
-    Without a typed metric it is the main metric that most runs name, else `eval/loss`.
+    Without the user's choice it is the main metric that most runs name, else `eval/loss`.
 
     Args:
         runs: The runs to compare.
-        metric: The typed metric.
+        metric: The user's choice. Its mode is what the runs with this main metric say, else what
+            `metric_mode` tells from its name.
 
     Raises:
-        ConfigError: No run has the typed metric, or it is a training metric.
+        ConfigError: No run has logged the user's choice, or it is a training metric.
     """
     main_metrics: Counter[tuple[str, str]] = Counter()
     for run in runs:

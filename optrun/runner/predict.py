@@ -18,6 +18,7 @@ from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.base.errors import ConfigError, refuse_existing
 from optrun.base.formatting import csv_cell
 from optrun.base.plain import PlainDict, PlainMapping
+from optrun.base.reading import expand_home
 from optrun.config.schema.checks import build
 from optrun.config.schema.data import ColumnsConfig, DataConfig, FilesConfig
 from optrun.config.schema.model import FromConfigConfig
@@ -151,7 +152,7 @@ def _output_file(typed: PlainMapping) -> Path:
         ConfigError: No file is named, its ending is unknown, its folder is missing, or it exists.
     """
     argument = f"out={typed.get('out', 'FILE')}"
-    out = Path(str(typed.get("out", ""))).expanduser()
+    out = expand_home(str(typed.get("out", "")))
     if out.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{argument}: expected a file ending with {', '.join(ENDINGS)}: {_USAGE}")
     if not out.parent.is_dir():

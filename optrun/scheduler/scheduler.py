@@ -99,6 +99,8 @@ class Scheduler(LRScheduler):
                 nothing is observed; a schedule that watches a metric warns once when none has come
                 by its expected step.
 
+        `last_epoch`, the number of optimizer steps, is advanced with the lr.
+
         Raises:
             ValueError: A metric for a schedule that watches none.
         """

@@ -229,12 +229,13 @@ class Driver:
         Returns:
             Whether to stop waiting for them: 30 s later even killing has not ended them.
         """
-        patience = self.stop.patience
-        if patience is None or patience > 0:
+        seconds_until_kill = self.stop.patience  # None: no timeout; negative: since when we kill
+        if seconds_until_kill is None or seconds_until_kill > 0:
             return False
         if not self._killed:
             at_work = (row.job for launch in self._open for row in launch.batch)
-            slow = ", ".join(job.label for job in at_work if self.sweep.is_running(job.name))
+            running = [job.label for job in at_work if self.sweep.is_running(job.name)]
+            slow = ", ".join(running) or "a process"
             self.view.note(
                 f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up;"
                 " killed"
@@ -242,7 +243,7 @@ class Driver:
         self._killed = True
         for pid in self.workers.pids():
             kill_process_tree(pid)
-        return patience < -_GIVE_UP_SECONDS
+        return seconds_until_kill < -_GIVE_UP_SECONDS
 
     def _unsaved_jobs(self) -> list[str]:
         """List the jobs of our launches with unsaved steps: those still training.

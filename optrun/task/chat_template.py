@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError, did_you_mean
-from optrun.base.reading import read_text
+from optrun.base.reading import expand_home, read_text
 from optrun.data.cache import digest
 from optrun.data.chat import ASSISTANT, ROLES, Message
 
@@ -380,7 +380,7 @@ def _read_template(name_or_file: str) -> str:
     if name_or_file in NAMES:
         return read_text(_FOLDER / f"{name_or_file}.jinja", follow=True).removesuffix("\n")
     try:
-        return read_text(Path(name_or_file).expanduser(), follow=True)
+        return read_text(expand_home(name_or_file), follow=True)
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
             problem = "no such file"

@@ -84,10 +84,11 @@ def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
 
 
 def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
-    """Refuse rows with scores if the loss would ignore them.
+    """Refuse rows with scores, for a loss that takes none.
 
     Scores are the column that `data.label_column` names, else a column `score`, `similarity` or
-    `similarity_score`. Such a column passes if both text columns are configured.
+    `similarity_score`. A usual name passes if both text columns are configured, since the user then
+    chose what is read; a column that `data.label_column` names never does.
 
     Raises:
         ConfigError: With the column and what to do.

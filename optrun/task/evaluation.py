@@ -327,7 +327,8 @@ def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
 def _load_metric(row: registry.Choice) -> MetricFunction:
     """Load a registered metric as a function with errors that name it.
 
-    Whatever it raises becomes an OptrunError.
+    Whatever it raises becomes an OptrunError, and so does a result that is no number. A metric
+    whose schema sets `WANTS_NUM_LABELS` gets the number of classes, too.
     """
     function = row.load()
     wants_num_labels = row.schema.WANTS_NUM_LABELS

@@ -144,10 +144,11 @@ class Preference(ChatTask):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one pair for each row; an empty split has no examples.
+        """Read one pair for each row, or for `limit` rows drawn with `seed`.
 
-        A pair without a target on either side is refused or dropped, see
-        `drop_rows_without_target`.
+        A pair is refused or dropped if truncation leaves one of its answers without a token that
+        carries loss, see `drop_rows_without_target`. An empty split has no examples. `source` is
+        not needed.
 
         Raises:
             ConfigError: A row that the template cannot write, or no pair with different answers.

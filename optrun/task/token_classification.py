@@ -236,7 +236,11 @@ class WordMetrics(SummedMetrics):
         return table_of_counts("entity", types, counts)
 
     def compute(self) -> dict[str, float]:
-        """Compute metrics over all words; loss and accuracy are NaN if there was none."""
+        """Compute loss and accuracy over all words, and F1.
+
+        With whole entities, precision, recall and F1 are the micro means over entity types, else
+        F1 is the mean over labels. Loss and accuracy are NaN if there was no word.
+        """
         loss_sum, count, confusions, _ = self.sums
         count = count or math.nan
         values = {"loss": loss_sum / count, "accuracy": float(np.trace(confusions)) / count}

@@ -51,6 +51,7 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
         ("hydra.run.dir=/dev/null", ["this is a file"]),
         ("resume=no/such/run", ["no such directory"]),
         ("branch_from=no/such/run", ["no such directory"]),
+        ("data=files data.train=~nobody-of-this-name/x.csv", ["~nobody-of-this-name", "no such"]),
         ("explain mine.yaml", ["Did you mean optrun explain -cn mine.yaml?"]),
         ("-cn=mine", ["no such recipe", "Did you mean -cn mine.yaml?"]),
     ],

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.base.plain import PlainDict, PlainMapping
+from optrun.base.reading import expand_home
 from optrun.config import registry
 from optrun.config.registry.origins import ALLOW, allow_changes, digest_of
 
@@ -147,7 +148,7 @@ def _file_module(plugin: str, where: str) -> tuple[str, Path]:
         ConfigError: There is no such file.
     """
     try:
-        path = Path(where).expanduser().resolve()
+        path = expand_home(where).resolve()
         path_as_name = quote(str(path), safe="/").replace(".", "%2E")
     except (OSError, RuntimeError, ValueError) as error:
         # A circle of links, `~name` without such a user, or bytes that are no text.

@@ -99,9 +99,10 @@ def decide_batch_sizes(
 def _requests_other_batch(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
     """Tell whether the user requests another batch than the checkpoint's.
 
-    In a branch every changed value counts. In a resumed run a changed value must be typed, too:
-    when ranks start again, their configuration still has the values of the first start, not those
-    derived since.
+    In a branch every changed value counts. In a resumed run a value counts only if the user also
+    typed it: on other numbers of ranks optrun changes the micro-batch by itself. For example, a run
+    of 2 ranks x 8 examples that resumes on 1 rank with 16 has another value and no request. A
+    micro-batch that is left to follow from the global batch never counts.
     """
     before = saved.config.get("training", {})
     now = request.values["training"]

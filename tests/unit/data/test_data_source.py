@@ -129,7 +129,7 @@ def test_a_held_back_split_is_disjoint_and_a_function_of_the_seed() -> None:
 
 def test_one_row_cannot_be_cut_but_one_document_can() -> None:
     split = Split(Dataset.from_dict({"text": ["line\n" * 100]}), "data.train")
-    with pytest.raises(ConfigError, match=r"one row cannot be cut.*data.eval"):
+    with pytest.raises(ConfigError, match=r"fewer than two rows cannot be cut.*data.eval"):
         cut(split, 0.1, seed=0, documents=False)
     train, held, _ = cut(split, 0.1, seed=0, documents=True)
     assert train.rows["text"][0] + held.rows["text"][0] == "line\n" * 100
