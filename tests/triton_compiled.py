@@ -35,18 +35,18 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 POINTERS = {
-    "places": "*i64",
+    "tensor_table": "*i64",
     "grad_addresses": "*i64",
-    "rows": "*i64",
+    "row_of": "*i64",
     "chunks": "*i64",
-    "numbers": "*fp64",
+    "scalar_table": "*fp64",
     "sums": "*fp64",
 }
 
 
 def compiled(kernel: Any, target: GPUTarget, real: Any) -> str:
     """The assembly of a kernel over aligned tensors of a dtype."""
-    constants = {"REAL": real, "ALIGNED": True, "CHUNK": device.CHUNK, "BLOCK": device.BLOCK}
+    constants = {"DTYPE": real, "ALIGNED": True, "CHUNK": device.CHUNK, "BLOCK": device.BLOCK}
     pointers = {**POINTERS, "ratios": f"*{real}"}
     signature = {name: pointers.get(name, "constexpr") for name in kernel.arg_names}
     given = {name: value for name, value in constants.items() if name in signature}

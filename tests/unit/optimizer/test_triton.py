@@ -280,7 +280,7 @@ def test_tables_are_made_on_the_cpu_whatever_the_default_device_is() -> None:
         table = launch.Table("lamb", [tensors] * 4)
     addresses = [tensor.data_ptr() for tensor in tensors]
     assert table._chunks.tolist() == [[0, 0], [0, CHUNK], [2, 0]]
-    assert table._places.tolist() == [
+    assert table._tensor_table.tolist() == [
         [addresses[0], addresses[0], addresses[0], 0, CHUNK + 1, 0],
         [addresses[1], addresses[1], addresses[1], 0, 0, 2],
         [addresses[2], addresses[2], addresses[2], 0, 5, 2],
@@ -374,7 +374,7 @@ def test_a_device_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         if table._formula == "lamb":
             steps_of_lamb.append(table)
             if len(steps_of_lamb) == 2:
-                address = int(table._places[0, 0])
+                address = int(table._tensor_table[0, 0])
                 ctypes.c_float.from_address(address).value += 1e-7
 
     for wrong, message in (

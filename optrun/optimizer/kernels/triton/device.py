@@ -9,10 +9,11 @@ same input gives the same bits. LAMB needs its direction twice, for the norm and
 computes it twice, as MARS does its corrected gradient: that moves fewer bytes than storing it, and
 takes no memory.
 
-All kernels have the same arguments, see `_job`, and the same shape: read the scalars, then loop
-over the whole blocks of the chunk (TAIL 0) and over the block that may be shorter (TAIL 1), which
-is loaded and stored with a mask. In a block w are the weights, g the gradients, `first`, `second`
-and so on the new moments.
+All kernels have the same arguments, see `_locate_chunk`, and the same shape: read the scalars, then
+loop over the whole blocks of the chunk (MASKED 0), and over the rest, a shorter block that is
+loaded and stored with a mask (MASKED 1). In a block w are the weights, g the gradients, and
+`exp_avg`, `exp_avg_sq` and so on the new moments; their plurals are pointers. weight1 is 1 - beta1,
+as in torch.lerp. correction1 is 1 / (1 - beta1^t) and correction2 is 1 / sqrt(1 - beta2^t).
 
 Triton needs the objects in annotations, so these are not postponed in this file.
 """
@@ -26,7 +27,7 @@ from optrun.optimizer.kernels.rows import SCALARS
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1 as this file was
 imported."""
-REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
+DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 CHUNK = 8192
 """Elements of a program."""
 BLOCK = 1024
@@ -40,17 +41,17 @@ as in step.c.
 
 MOST_STATES = 3
 """Kinds of state that a formula has at most."""
-PLACES = ("params", "firsts", "seconds", "thirds", "size", "chunks")
+TENSOR_FIELDS = ("params", "firsts", "seconds", "thirds", "size", "chunks")
 """Entries for each tensor: addresses of the parameter and of three kinds of state, number of
 elements, index of its first chunk."""
 TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update"), "mars": ("mars_norm", "mars_update")}
 """Formulas that need a norm of a whole tensor before they can move a weight."""
 
 # Triton takes constants of a file only as these.
-_PLACES = tl.constexpr(len(PLACES))
+_TENSOR_FIELDS = tl.constexpr(len(TENSOR_FIELDS))
 _SCALARS = tl.constexpr(len(SCALARS))
 _PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
-    tl.constexpr(at) for at in range(len(PLACES))
+    tl.constexpr(at) for at in range(len(TENSOR_FIELDS))
 )
 _AT = {name: tl.constexpr(at) for at, name in enumerate(SCALARS)}
 _SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (
@@ -70,96 +71,97 @@ _MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
 
 
 @triton.jit
-def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(place).to(tl.pointer_type(REAL)) + begin
+def _pointer(entry, begin, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(entry).to(tl.pointer_type(DTYPE)) + begin
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
 
 @triton.jit
-def _job(
-    places,
+def _locate_chunk(
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Return a pointer to the scalars of this program's tensor, its elements, and its pointers.
+    """Return where a program finds its scalars, its number of elements, and its tensors.
 
-    The pointers are to the program's chunk of parameter, gradient and three kinds of state. A kind
-    that a formula does not have has address 0, and nothing loads it. If `found_inf`, the first of
-    `numbers`, is set, the chunk has 0 elements, so that nothing is stored.
+    Scalars and tensors are pointers, the latter to the program's chunk of the parameter, of the
+    gradient and of three kinds of state. A kind that a formula does not have has address 0, and
+    nothing loads it. If `found_inf`, the first of `scalar_table`, is set, the chunk has 0 elements,
+    so that nothing is stored.
 
     Args:
-        places: A row of `PLACES` for each tensor.
+        tensor_table: A row of `TENSOR_FIELDS` for each tensor.
         grad_addresses: Address of each gradient.
-        rows: For each tensor the index of its scalars.
-        numbers: `found_inf`, then rows of `SCALARS`, in float64.
+        row_of: For each tensor the row of its scalars in `scalar_table`.
+        scalar_table: `found_inf`, then rows of `SCALARS`, in float64.
         chunks: For each program its tensor and its first element there.
-        REAL: Type of the tensors.
+        DTYPE: Type of the tensors.
         ALIGNED: Whether all addresses are multiples of 16 bytes.
         CHUNK: Elements of a chunk.
     """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place = places + tensor * _PLACES
-    x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
-    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
-    size = tl.where(tl.load(numbers) != 0, 0, size)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    thirds = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
-    return x, size, params, grads, firsts, seconds, thirds
+    entry = tensor_table + tensor * _TENSOR_FIELDS
+    scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
+    size = tl.minimum(tl.load(entry + _SIZE) - begin, CHUNK)
+    size = tl.where(tl.load(scalar_table) != 0, 0, size)
+    params = _pointer(entry + _PARAMS, begin, DTYPE, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, DTYPE, ALIGNED)
+    first_states = _pointer(entry + _FIRSTS, begin, DTYPE, ALIGNED)
+    second_states = _pointer(entry + _SECONDS, begin, DTYPE, ALIGNED)
+    third_states = _pointer(entry + _THIRDS, begin, DTYPE, ALIGNED)
+    return scalars, size, params, grads, first_states, second_states, third_states
 
 
 @triton.jit
-def _block_range(size, TAIL: tl.constexpr, BLOCK: tl.constexpr):
-    """Return begin and end of the whole blocks; with `TAIL` of the elements after them."""
+def _block_range(size, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    """Return begin and end of the whole blocks; if `MASKED`, of the elements after them."""
     in_blocks = size // BLOCK * BLOCK
-    return in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL
+    return in_blocks * MASKED, in_blocks + (size - in_blocks) * MASKED
 
 
 @triton.jit
-def _scalar(number, REAL: tl.constexpr):
-    return tl.load(number).to(REAL)
+def _scalar(number, DTYPE: tl.constexpr):
+    return tl.load(number).to(DTYPE)
 
 
 @triton.jit
-def _beta(number, REAL: tl.constexpr):
+def _beta(number, DTYPE: tl.constexpr):
     """Return the decay beta of a moment, and 1 - beta, subtracted in float64."""
     beta = tl.load(number)
-    return beta.to(REAL), (1 - beta).to(REAL)
+    return beta.to(DTYPE), (1 - beta).to(DTYPE)
 
 
 @triton.jit
-def _betas(x, REAL: tl.constexpr):
+def _betas(scalars, DTYPE: tl.constexpr):
     """Return beta1, 1 - beta1, beta2 and 1 - beta2 from the scalars of a tensor."""
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2, rest2 = _beta(x + _BETA2, REAL)
-    return beta1, rest1, beta2, rest2
+    beta1, weight1 = _beta(scalars + _BETA1, DTYPE)
+    beta2, weight2 = _beta(scalars + _BETA2, DTYPE)
+    return beta1, weight1, beta2, weight2
 
 
 @triton.jit
 def _load(
-    pointer, at, size, TAIL: tl.constexpr
+    pointer, offsets, size, MASKED: tl.constexpr
 ):  # with a mask a whole block would not be loaded as vectors
-    if TAIL:
-        return tl.load(pointer + at, mask=at < size, other=0.0)
-    return tl.load(pointer + at)
+    if MASKED:
+        return tl.load(pointer + offsets, mask=offsets < size, other=0.0)
+    return tl.load(pointer + offsets)
 
 
 @triton.jit
-def _store(pointer, at, value, size, TAIL: tl.constexpr):
-    if TAIL:
-        tl.store(pointer + at, value, mask=at < size)
+def _store(pointer, offsets, value, size, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(pointer + offsets, value, mask=offsets < size)
     else:
-        tl.store(pointer + at, value)
+        tl.store(pointer + offsets, value)
 
 
 @triton.jit
@@ -177,8 +179,8 @@ def _divide(x, y):
 
 
 @triton.jit
-def _lerp(a, b, beta, rest):  # exact where a is b and where beta is 0
-    return tl.where(rest < 0.5, a + rest * (b - a), b - beta * (b - a))
+def _lerp(a, b, beta, weight):  # exact where a is b and where beta is 0
+    return tl.where(weight < 0.5, a + weight * (b - a), b - beta * (b - a))
 
 
 @triton.jit
@@ -198,165 +200,170 @@ def _add_coupled_decay(g, w, l1, l2):
 
 
 @triton.jit
-def _update_moments(firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL: tl.constexpr):
+def _update_moments(
+    exp_avgs, exp_avg_sqs, offsets, g, beta1, weight1, beta2, weight2, size, MASKED: tl.constexpr
+):
     """Update the first and second moment of a block in place, and return both."""
-    first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
-    second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
-    _store(firsts, at, first, size, TAIL)
-    _store(seconds, at, second, size, TAIL)
-    return first, second
+    exp_avg = _lerp(_load(exp_avgs, offsets, size, MASKED), g, beta1, weight1)
+    exp_avg_sq = beta2 * _load(exp_avg_sqs, offsets, size, MASKED) + weight2 * g * g
+    _store(exp_avgs, offsets, exp_avg, size, MASKED)
+    _store(exp_avg_sqs, offsets, exp_avg_sq, size, MASKED)
+    return exp_avg, exp_avg_sq
 
 
 @triton.jit
 def adam(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute `adam_update._single_tensor_adam` for one chunk of a tensor."""
-    x, size, params, grads, firsts, seconds, _ = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta1, rest1, beta2, rest2 = _betas(x, REAL)
-    scale = _scalar(x + _SCALE, REAL)
-    keep = _scalar(x + _KEEP, REAL)
-    root = _scalar(x + _ROOT, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    l2 = _scalar(x + _L2, REAL)
-    unscale = _scalar(x + _UNSCALE, REAL)
-    nesterov = tl.load(x + _NESTEROV)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    step_size = _scalar(scalars + _SCALE, DTYPE)
+    keep = _scalar(scalars + _KEEP, DTYPE)
+    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    l2 = _scalar(scalars + _L2, DTYPE)
+    unscale = _scalar(scalars + _UNSCALE, DTYPE)
+    nesterov = tl.load(scalars + _NESTEROV)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _load(grads, at, size, TAIL) * unscale
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _load(grads, offsets, size, MASKED) * unscale
             g = tl.where(l2 != 0, g + l2 * w, g)
-            first, second = _update_moments(
-                firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL
+            exp_avg, exp_avg_sq = _update_moments(
+                exp_avgs, exp_avg_sqs, offsets, g, beta1, weight1, beta2, weight2, size, MASKED
             )
-            direction = tl.where(nesterov != 0, _lerp(first, g, beta1, rest1), first)
-            step = scale * _divide(direction, _sqrt(second) * root + eps)
-            _store(params, at, keep * w - step, size, TAIL)
+            direction = tl.where(nesterov != 0, _lerp(exp_avg, g, beta1, weight1), exp_avg)
+            step = step_size * _divide(direction, _sqrt(exp_avg_sq) * correction2 + eps)
+            _store(params, offsets, keep * w - step, size, MASKED)
 
 
 @triton.jit
 def adamax(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute `adamax._single_tensor_adamax` for one chunk of a tensor."""
-    x, size, params, grads, firsts, seconds, _ = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, exp_avgs, exp_infs, _ = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta1, rest1 = _beta(x + _BETA1, REAL)
-    beta2 = _scalar(x + _BETA2, REAL)
-    scale = _scalar(x + _SCALE, REAL)
-    keep = _scalar(x + _KEEP, REAL)
-    l1 = _scalar(x + _L1, REAL)
-    l2 = _scalar(x + _L2, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    eps_gradient = _scalar(x + _EPS_GRADIENT, REAL)
-    eps_denominator = _scalar(x + _EPS_DENOMINATOR, REAL)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    beta1, weight1 = _beta(scalars + _BETA1, DTYPE)
+    beta2 = _scalar(scalars + _BETA2, DTYPE)
+    step_size = _scalar(scalars + _SCALE, DTYPE)
+    keep = _scalar(scalars + _KEEP, DTYPE)
+    l1 = _scalar(scalars + _L1, DTYPE)
+    l2 = _scalar(scalars + _L2, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    eps_gradient = _scalar(scalars + _EPS_GRADIENT, DTYPE)
+    eps_denominator = _scalar(scalars + _EPS_DENOMINATOR, DTYPE)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _add_coupled_decay(_load(grads, at, size, TAIL), w, l1, l2)
-            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _add_coupled_decay(_load(grads, offsets, size, MASKED), w, l1, l2)
+            exp_avg = _lerp(_load(exp_avgs, offsets, size, MASKED), g, beta1, weight1)
             largest = tl.abs(g) + eps_gradient
-            decayed = beta2 * _load(seconds, at, size, TAIL) + eps
+            decayed = beta2 * _load(exp_infs, offsets, size, MASKED) + eps
             largest = tl.where(
                 (decayed > largest) | (decayed != decayed), decayed, largest
             )  # NaN goes before every number
-            _store(firsts, at, first, size, TAIL)
-            _store(seconds, at, largest, size, TAIL)
-            step = scale * _divide(first, largest + eps_denominator)
-            _store(params, at, keep * w - step, size, TAIL)
+            _store(exp_avgs, offsets, exp_avg, size, MASKED)
+            _store(exp_infs, offsets, largest, size, MASKED)
+            step = step_size * _divide(exp_avg, largest + eps_denominator)
+            _store(params, offsets, keep * w - step, size, MASKED)
 
 
 @triton.jit
-def _adam_direction(first, second, w, correction, root, eps, decay):
-    adam = _divide(first * correction, _sqrt(second) * root + eps)
+def _adam_direction(exp_avg, exp_avg_sq, w, correction1, correction2, eps, decay):
+    adam = _divide(exp_avg * correction1, _sqrt(exp_avg_sq) * correction2 + eps)
     return tl.where(decay != 0, adam + decay * w, adam)
 
 
 @triton.jit
-def _store_sums(sums, weights, directions):
+def _store_sums(sums, param_squares, update_squares):
     """Store the two sums of this program's chunk."""
-    place = sums + 2 * tl.program_id(0)
-    tl.store(place, weights)
-    tl.store(place + 1, directions)
+    sums_of_chunk = sums + 2 * tl.program_id(0)
+    tl.store(sums_of_chunk, param_squares)
+    tl.store(sums_of_chunk + 1, update_squares)
 
 
 @triton.jit
 def lamb_moments(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
     sums,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Update the moments of a chunk for LAMB, and sum the squares for its norms.
 
-    `sums` gets two numbers for each chunk: the sum of squared weights, and of squared directions.
+    `sums` gets two numbers for each chunk: the sum of squared weights w, and of squared directions
+    r, see `lamb._single_tensor_lamb`.
     """
-    x, size, params, grads, firsts, seconds, _ = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta1, rest1, beta2, rest2 = _betas(x, REAL)
-    l1 = _scalar(x + _L1, REAL)
-    l2 = _scalar(x + _L2, REAL)
-    root = _scalar(x + _ROOT, REAL)
-    correction = _scalar(x + _FIRST, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    decay = _scalar(x + _DECAY, REAL)
-    weights = tl.full((BLOCK,), 0.0, tl.float64)
-    directions = tl.full((BLOCK,), 0.0, tl.float64)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    l1 = _scalar(scalars + _L1, DTYPE)
+    l2 = _scalar(scalars + _L2, DTYPE)
+    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    correction1 = _scalar(scalars + _FIRST, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    decay = _scalar(scalars + _DECAY, DTYPE)
+    param_squares = tl.full((BLOCK,), 0.0, tl.float64)
+    update_squares = tl.full((BLOCK,), 0.0, tl.float64)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _add_coupled_decay(_load(grads, at, size, TAIL), w, l1, l2)
-            first, second = _update_moments(
-                firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _add_coupled_decay(_load(grads, offsets, size, MASKED), w, l1, l2)
+            exp_avg, exp_avg_sq = _update_moments(
+                exp_avgs, exp_avg_sqs, offsets, g, beta1, weight1, beta2, weight2, size, MASKED
             )
-            direction = _adam_direction(first, second, w, correction, root, eps, decay)
-            if TAIL:  # with an eps of 0 nothing past the end is 0 / 0
-                direction = tl.where(at < size, direction, 0.0)
-            weights += w.to(tl.float64) * w.to(tl.float64)
-            directions += direction.to(tl.float64) * direction.to(tl.float64)
-    _store_sums(sums, tl.sum(weights, axis=0), tl.sum(directions, axis=0))
+            direction = _adam_direction(
+                exp_avg, exp_avg_sq, w, correction1, correction2, eps, decay
+            )
+            if MASKED:  # with an eps of 0 nothing past the end is 0 / 0
+                direction = tl.where(offsets < size, direction, 0.0)
+            param_squares += w.to(tl.float64) * w.to(tl.float64)
+            update_squares += direction.to(tl.float64) * direction.to(tl.float64)
+    _store_sums(sums, tl.sum(param_squares, axis=0), tl.sum(update_squares, axis=0))
 
 
 @triton.jit
 def set_ratios(
-    places,
-    rows,
-    numbers,
+    tensor_table,
+    row_of,
+    scalar_table,
     sums,
     ratios,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -367,34 +374,34 @@ def set_ratios(
     or one of the norms is 0. MARS sets both bounds of |w| to 1, and gets 1 / |c|, at most 1.
     """
     tensor = tl.program_id(0)
-    place = places + tensor * _PLACES
-    x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
-    chunks = (tl.load(place + _SIZE) + CHUNK - 1) // CHUNK
-    first_sum = sums + 2 * tl.load(place + _CHUNKS)
-    weights = tl.full((BLOCK,), 0.0, tl.float64)
-    directions = tl.full((BLOCK,), 0.0, tl.float64)
+    entry = tensor_table + tensor * _TENSOR_FIELDS
+    scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
+    chunks = (tl.load(entry + _SIZE) + CHUNK - 1) // CHUNK
+    first_sum = sums + 2 * tl.load(entry + _CHUNKS)
+    param_squares = tl.full((BLOCK,), 0.0, tl.float64)
+    update_squares = tl.full((BLOCK,), 0.0, tl.float64)
     for start in range(0, chunks, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        weights += tl.load(first_sum + 2 * at, mask=at < chunks, other=0.0)
-        directions += tl.load(first_sum + 2 * at + 1, mask=at < chunks, other=0.0)
-    weight_norm = tl.abs(tl.load(x + _KEEP)) * tl.sqrt(tl.sum(weights, axis=0))
-    weight_norm = _bounded(weight_norm, tl.load(x + _MIN_NORM), tl.load(x + _MAX_NORM))
-    update_norm = tl.sqrt(tl.sum(directions, axis=0))
-    adapted = (tl.load(x + _ADAPT) != 0) & (weight_norm > 0) & (update_norm > 0)
-    ratio = weight_norm / tl.where(adapted, update_norm + tl.load(x + _EPS_RATIO), 1.0)
-    ratio = _bounded(ratio, tl.load(x + _MIN_RATIO), tl.load(x + _MAX_RATIO))
-    tl.store(ratios + tensor, tl.where(adapted, ratio, 1.0).to(REAL))
+        offsets = start + tl.arange(0, BLOCK)
+        param_squares += tl.load(first_sum + 2 * offsets, mask=offsets < chunks, other=0.0)
+        update_squares += tl.load(first_sum + 2 * offsets + 1, mask=offsets < chunks, other=0.0)
+    param_norm = tl.abs(tl.load(scalars + _KEEP)) * tl.sqrt(tl.sum(param_squares, axis=0))
+    param_norm = _bounded(param_norm, tl.load(scalars + _MIN_NORM), tl.load(scalars + _MAX_NORM))
+    update_norm = tl.sqrt(tl.sum(update_squares, axis=0))
+    adapted = (tl.load(scalars + _ADAPT) != 0) & (param_norm > 0) & (update_norm > 0)
+    ratio = param_norm / tl.where(adapted, update_norm + tl.load(scalars + _EPS_RATIO), 1.0)
+    ratio = _bounded(ratio, tl.load(scalars + _MIN_RATIO), tl.load(scalars + _MAX_RATIO))
+    tl.store(ratios + tensor, tl.where(adapted, ratio, 1.0).to(DTYPE))
 
 
 @triton.jit
 def lamb_update(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
     ratios,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -403,145 +410,153 @@ def lamb_update(
 
     The moments are those that `lamb_moments` stored, so the direction is computed again.
     """
-    x, size, params, _, firsts, seconds, _ = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, _, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    keep = _scalar(x + _KEEP, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    root = _scalar(x + _ROOT, REAL)
-    correction = _scalar(x + _FIRST, REAL)
-    decay = _scalar(x + _DECAY, REAL)
+    keep = _scalar(scalars + _KEEP, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    correction1 = _scalar(scalars + _FIRST, DTYPE)
+    decay = _scalar(scalars + _DECAY, DTYPE)
     tensor = tl.load(chunks + 2 * tl.program_id(0))
-    scale = (tl.load(x + _SCALE) * tl.load(ratios + tensor)).to(REAL)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    step_size = (tl.load(scalars + _SCALE) * tl.load(ratios + tensor)).to(DTYPE)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            first = _load(firsts, at, size, TAIL)
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            exp_avg = _load(exp_avgs, offsets, size, MASKED)
             direction = _adam_direction(
-                first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay
+                exp_avg,
+                _load(exp_avg_sqs, offsets, size, MASKED),
+                w,
+                correction1,
+                correction2,
+                eps,
+                decay,
             )
-            _store(params, at, keep * w - scale * direction, size, TAIL)
+            _store(params, offsets, keep * w - step_size * direction, size, MASKED)
 
 
 @triton.jit
 def lion(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute `lion._single_tensor_lion` for one chunk of a tensor."""
-    x, size, params, grads, firsts, _, _ = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, exp_avgs, _, _ = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta1, rest1, beta2, rest2 = _betas(x, REAL)
-    scale = _scalar(x + _SCALE, REAL)
-    keep = _scalar(x + _KEEP, REAL)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    step_size = _scalar(scalars + _SCALE, DTYPE)
+    keep = _scalar(scalars + _KEEP, DTYPE)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _load(grads, at, size, TAIL)
-            first = _load(firsts, at, size, TAIL)
-            step = scale * _sign(_lerp(first, g, beta1, rest1))
-            _store(params, at, keep * w - step, size, TAIL)
-            _store(firsts, at, _lerp(first, g, beta2, rest2), size, TAIL)
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _load(grads, offsets, size, MASKED)
+            exp_avg = _load(exp_avgs, offsets, size, MASKED)
+            step = step_size * _sign(_lerp(exp_avg, g, beta1, weight1))
+            _store(params, offsets, keep * w - step, size, MASKED)
+            _store(exp_avgs, offsets, _lerp(exp_avg, g, beta2, weight2), size, MASKED)
 
 
 @triton.jit
 def schedule_free(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute `schedule_free._single_tensor_schedule_free` for one chunk of a tensor."""
-    x, size, params, grads, zs, seconds, _ = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, zs, exp_avg_sqs, _ = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta2, rest2 = _beta(x + _BETA2, REAL)
-    root = _scalar(x + _ROOT, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    scale = _scalar(x + _SCALE, REAL)
-    decay = _scalar(x + _DECAY, REAL)
-    rate = _scalar(x + _RATE, REAL)
-    mix, rest = _beta(x + _MIX, REAL)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    beta2, weight2 = _beta(scalars + _BETA2, DTYPE)
+    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    step_size = _scalar(scalars + _SCALE, DTYPE)
+    decay = _scalar(scalars + _DECAY, DTYPE)
+    rate = _scalar(scalars + _RATE, DTYPE)
+    mix, mix_weight = _beta(scalars + _MIX, DTYPE)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _load(grads, at, size, TAIL)
-            z = _load(zs, at, size, TAIL)
-            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
-            direction = _adam_direction(g, second, w, 1.0, root, eps, decay)
-            _store(seconds, at, second, size, TAIL)
-            _store(params, at, _lerp(w, z, rest, mix) - scale * direction, size, TAIL)
-            _store(zs, at, z - rate * direction, size, TAIL)
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _load(grads, offsets, size, MASKED)
+            z = _load(zs, offsets, size, MASKED)
+            exp_avg_sq = beta2 * _load(exp_avg_sqs, offsets, size, MASKED) + weight2 * g * g
+            direction = _adam_direction(g, exp_avg_sq, w, 1.0, correction2, eps, decay)
+            _store(exp_avg_sqs, offsets, exp_avg_sq, size, MASKED)
+            _store(
+                params, offsets, _lerp(w, z, mix_weight, mix) - step_size * direction, size, MASKED
+            )
+            _store(zs, offsets, z - rate * direction, size, MASKED)
 
 
 @triton.jit
 def ademamix(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute `ademamix._single_tensor_ademamix` for one chunk of a tensor."""
-    x, size, params, grads, firsts, slows, seconds = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta1, rest1, beta2, rest2 = _betas(x, REAL)
-    beta3, rest3 = _beta(x + _BETA3, REAL)
-    scale = _scalar(x + _SCALE, REAL)
-    keep = _scalar(x + _KEEP, REAL)
-    root = _scalar(x + _ROOT, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    correction = _scalar(x + _FIRST, REAL)
-    alpha = _scalar(x + _ALPHA, REAL)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    beta3, weight3 = _beta(scalars + _BETA3, DTYPE)
+    step_size = _scalar(scalars + _SCALE, DTYPE)
+    keep = _scalar(scalars + _KEEP, DTYPE)
+    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    correction1 = _scalar(scalars + _FIRST, DTYPE)
+    alpha = _scalar(scalars + _ALPHA, DTYPE)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _load(grads, at, size, TAIL)
-            slow = _lerp(_load(slows, at, size, TAIL), g, beta3, rest3)
-            first, second = _update_moments(
-                firsts, seconds, at, g, beta1, rest1, beta2, rest2, size, TAIL
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _load(grads, offsets, size, MASKED)
+            exp_avg_slow = _lerp(_load(exp_avg_slows, offsets, size, MASKED), g, beta3, weight3)
+            exp_avg, exp_avg_sq = _update_moments(
+                exp_avgs, exp_avg_sqs, offsets, g, beta1, weight1, beta2, weight2, size, MASKED
             )
-            _store(slows, at, slow, size, TAIL)
-            mixed = first * correction + alpha * slow
-            step = scale * _divide(mixed, _sqrt(second) * root + eps)
-            _store(params, at, keep * w - step, size, TAIL)
+            _store(exp_avg_slows, offsets, exp_avg_slow, size, MASKED)
+            mixed = exp_avg * correction1 + alpha * exp_avg_slow
+            step = step_size * _divide(mixed, _sqrt(exp_avg_sq) * correction2 + eps)
+            _store(params, offsets, keep * w - step, size, MASKED)
 
 
 @triton.jit
 def mars_norm(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
     sums,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -550,35 +565,35 @@ def mars_norm(
 
     `sums` gets two numbers for each chunk, as from `lamb_moments`: 0 and this sum.
     """
-    x, size, _, grads, _, _, lasts = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, _, grads, _, _, last_grads = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    strength = tl.load(x + _STRENGTH)
-    rest = (1 + strength).to(REAL)
-    strength = strength.to(REAL)
-    size = tl.where(tl.load(x + _ADAPT) != 0, size, 0)
+    strength = tl.load(scalars + _STRENGTH)
+    one_plus_strength = (1 + strength).to(DTYPE)
+    strength = strength.to(DTYPE)
+    size = tl.where(tl.load(scalars + _ADAPT) != 0, size, 0)
     squares = tl.full((BLOCK,), 0.0, tl.float64)
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            g = _load(grads, at, size, TAIL)
-            c = _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
+            offsets = block + tl.arange(0, BLOCK)
+            g = _load(grads, offsets, size, MASKED)
+            c = _lerp(_load(last_grads, offsets, size, MASKED), g, -strength, one_plus_strength)
             squares += c.to(tl.float64) * c.to(tl.float64)
     # In the dtype of the tensors, so that it is infinite where it is to the loop.
-    total = tl.sum(squares, axis=0).to(REAL)
+    total = tl.sum(squares, axis=0).to(DTYPE)
     _store_sums(sums, tl.full((), 0.0, tl.float64), total.to(tl.float64))
 
 
 @triton.jit
 def mars_update(
-    places,
+    tensor_table,
     grad_addresses,
-    rows,
-    numbers,
+    row_of,
+    scalar_table,
     chunks,
     ratios,
-    REAL: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -587,31 +602,33 @@ def mars_update(
 
     c is the corrected gradient times the ratio, or the gradient of a tensor without correction.
     """
-    x, size, params, grads, firsts, seconds, lasts = _job(
-        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    scalars, size, params, grads, exp_avgs, exp_avg_sqs, last_grads = _locate_chunk(
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
-    beta1, rest1, beta2, rest2 = _betas(x, REAL)
-    scale = _scalar(x + _SCALE, REAL)
-    keep = _scalar(x + _KEEP, REAL)
-    root = _scalar(x + _ROOT, REAL)
-    eps = _scalar(x + _EPS, REAL)
-    strength = tl.load(x + _STRENGTH)
-    rest = (1 + strength).to(REAL)
-    strength = strength.to(REAL)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    step_size = _scalar(scalars + _SCALE, DTYPE)
+    keep = _scalar(scalars + _KEEP, DTYPE)
+    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    eps = _scalar(scalars + _EPS, DTYPE)
+    strength = tl.load(scalars + _STRENGTH)
+    one_plus_strength = (1 + strength).to(DTYPE)
+    strength = strength.to(DTYPE)
     tensor = tl.load(chunks + 2 * tl.program_id(0))
-    ratio = _scalar(ratios + tensor, REAL)
-    adapt = tl.load(x + _ADAPT) != 0
-    for TAIL in tl.static_range(2):
-        start, stop = _block_range(size, TAIL, BLOCK)
+    ratio = _scalar(ratios + tensor, DTYPE)
+    adapt = tl.load(scalars + _ADAPT) != 0
+    for MASKED in tl.static_range(2):
+        start, stop = _block_range(size, MASKED, BLOCK)
         for block in range(start, stop, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            w = _load(params, at, size, TAIL)
-            g = _load(grads, at, size, TAIL)
-            c = ratio * _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
-            c = tl.where(adapt, c, g)
-            first, second = _update_moments(
-                firsts, seconds, at, c, beta1, rest1, beta2, rest2, size, TAIL
+            offsets = block + tl.arange(0, BLOCK)
+            w = _load(params, offsets, size, MASKED)
+            g = _load(grads, offsets, size, MASKED)
+            c = ratio * _lerp(
+                _load(last_grads, offsets, size, MASKED), g, -strength, one_plus_strength
             )
-            _store(lasts, at, g, size, TAIL)
-            step = scale * _divide(first, _sqrt(second) * root + eps)
-            _store(params, at, keep * w - step, size, TAIL)
+            c = tl.where(adapt, c, g)
+            exp_avg, exp_avg_sq = _update_moments(
+                exp_avgs, exp_avg_sqs, offsets, c, beta1, weight1, beta2, weight2, size, MASKED
+            )
+            _store(last_grads, offsets, g, size, MASKED)
+            step = step_size * _divide(exp_avg, _sqrt(exp_avg_sq) * correction2 + eps)
+            _store(params, offsets, keep * w - step, size, MASKED)

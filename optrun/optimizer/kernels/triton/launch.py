@@ -47,8 +47,8 @@ class Table:
         absent = [[0] * len(params)] * (kernels.MOST_STATES + 1 - len(addresses))
         first_chunks = [0, *accumulate(counts[:-1])]
         columns = [*addresses, *absent, sizes, first_chunks]
-        places = torch.tensor(columns, dtype=torch.int64, device="cpu").t().contiguous()
-        self._places = _sent(places, self._device)
+        tensor_table = torch.tensor(columns, dtype=torch.int64, device="cpu").t().contiguous()
+        self._tensor_table = _sent(tensor_table, self._device)
         self._chunks = _sent(_chunks(sizes, kernels.CHUNK), self._device)
         self._pinned: list[tuple[Tensor, torch.cuda.Event]] = []
 
@@ -89,16 +89,17 @@ class Table:
             if self._formula == "lamb":
                 return ones
             return None
-        # As `_launch` takes it apart; the 0.0 is the place of `found_inf`.
-        numbers = array("d", chain([0.0], *(row.values() for row in rows)))
+        # The message has integers of 64 bits, then the bits of floats: `_launch` divides it again.
+        # The first float, 0.0, is the place of `found_inf`.
+        floats = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
-        message.frombytes(numbers.tobytes())
+        message.frombytes(floats.tobytes())
         with _selected(device):
             sent = self._send(message)
             if found_inf is not None:
                 sent[2 * self._count].view(torch.float64).copy_(found_inf)
             constants = {
-                "REAL": kernels.REALS[self._dtype],
+                "DTYPE": kernels.DTYPES[self._dtype],
                 "CHUNK": kernels.CHUNK,
                 "BLOCK": kernels.BLOCK,
                 **kernels.OPTIONS,
@@ -124,9 +125,9 @@ class Table:
         count = self._count
         device = self._device
         grads = sent[:count]
-        rows = sent[count : 2 * count]
-        numbers = sent[2 * count :].view(torch.float64)
-        tables = (self._places, grads, rows, numbers)
+        row_of = sent[count : 2 * count]
+        scalar_table = sent[2 * count :].view(torch.float64)
+        tables = (self._tensor_table, grads, row_of, scalar_table)
         grid = (self._chunk_count,)
         if self._formula not in kernels.TWO_PASSES:
             getattr(kernels, self._formula)[grid](
@@ -138,7 +139,9 @@ class Table:
         sums = torch.empty(2 * self._chunk_count, dtype=torch.float64, device=device)
         ratios = torch.empty(count, dtype=self._dtype, device=device)
         getattr(kernels, first)[grid](*tables, self._chunks, sums, ALIGNED=aligned, **constants)
-        kernels.set_ratios[(count,)](self._places, rows, numbers, sums, ratios, **constants)
+        kernels.set_ratios[(count,)](
+            self._tensor_table, row_of, scalar_table, sums, ratios, **constants
+        )
         getattr(kernels, second)[grid](*tables, self._chunks, ratios, ALIGNED=aligned, **constants)
         if self._formula == "lamb":
             return ratios
@@ -194,6 +197,10 @@ def _chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
     """Return for each chunk the index of its tensor and its first element there.
 
     Shape (chunks, 2), int64, on the CPU. The result is cached: do not change it.
+
+    Example:
+        >>> _chunks((5, 2), 4).tolist()
+        [[0, 0], [0, 4], [1, 0]]
     """
     counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
     tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
