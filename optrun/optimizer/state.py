@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -125,33 +125,34 @@ def load_named_state(
     params = _params_by_name(optimizer)
     _refuse_other_params(params, meta)
     # 1. Convert and check all that was saved; each tensor must be used once.
-    unused = set(tensors)
-    saved: dict[str, State] = {}
+    saved = _SavedTensors(tensors)
+    saved_state: dict[str, State] = {}
     for name, entries in meta["state"].items():
-        saved[name] = {key: _unpack(value, tensors, unused) for key, value in entries.items()}
-    loaded: dict[Any, Any] = {**restore_state(optimizer, optimizer.param_groups, saved)}
+        saved_state[name] = {key: saved.unpack(value) for key, value in entries.items()}
+    state: dict[Any, Any] = {**restore_state(optimizer, optimizer.param_groups, saved_state)}
+    first_param = next(iter(params.values()))
     for key, value in meta["shared"]:
-        loaded[key] = copy_to_param(
-            _unpack(value, tensors, unused), next(iter(params.values())), {}, str(key)
-        )
-    counters = _load_counters(optimizer, meta, tensors, unused)
-    for group, values in zip(optimizer.param_groups, counters, strict=True):
-        _refuse_nonnumeric_counters(group, values)
+        # State that belongs to no parameter goes to the device of the first one.
+        state[key] = copy_to_param(saved.unpack(value), first_param, {}, str(key))
+    counters_of_groups = _load_counters(optimizer, meta, saved)
+    for group, counters in zip(optimizer.param_groups, counters_of_groups, strict=True):
+        _refuse_nonnumeric_counters(group, counters)
     averaged = averaged_params(optimizer)
     training_weights: dict[str, Tensor] = {}
     for name, param in params.items():
         if param in averaged:
-            packed = {"tensor": [f"{name}/{TRAINED}", list(param.shape)]}
-            training_weights[name] = _unpack(packed, tensors, unused)
-    attributes = {key: _unpack(value, tensors, unused) for key, value in meta["attributes"].items()}
-    if unused:
-        raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
+            training_weights[name] = saved.take(f"{name}/{TRAINED}", list(param.shape))
+    attributes = {key: saved.unpack(value) for key, value in meta["attributes"].items()}
+    if saved.unused:
+        raise ValueError(
+            f"the saved state has a tensor {min(saved.unused)!r}, which belongs to nothing."
+        )
     # 2. Change the optimizer.
     _load_attributes(optimizer, attributes)
     optimizer.state.clear()
-    optimizer.state.update(loaded)
-    for group, values in zip(optimizer.param_groups, counters, strict=True):
-        group.update(values)
+    optimizer.state.update(state)
+    for group, counters in zip(optimizer.param_groups, counters_of_groups, strict=True):
+        group.update(counters)
     with torch.no_grad():
         for name, weights in training_weights.items():
             param = params[name]
@@ -246,50 +247,55 @@ def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _load_counters(
-    optimizer: Optimizer, meta: PlainMapping, tensors: Mapping[str, Tensor], unused: set[str]
-) -> list[ParamGroup]:
+    optimizer: Optimizer, meta: PlainMapping, saved: _SavedTensors
+) -> list[PlainMapping]:
     """Return the saved counters, such as `step`, of each group of the optimizer.
 
-    A counter is any saved entry of a group that is no option. The parameters of a group may come
-    from several saved groups if these have equal counters.
+    A counter is any saved entry of a group that is no option.
 
     Raises:
-        ValueError: Such groups have different counters; or a parameter was stepped by another
-            member of a `Composite`, or by another library with another option.
+        ValueError: As `_common_counters`; or a parameter was stepped by another member of a
+            `Composite`, or by another library with another option.
     """
-    options = {"optimizer", *_NOT_OPTIONS}.union(
-        *(_options(optimizer, group) for group in optimizer.param_groups)
-    )
-    saved_index: dict[str, int] = {}
+    no_counters = {"optimizer", *_NOT_OPTIONS}
+    for group in optimizer.param_groups:
+        no_counters.update(_options(optimizer, group))
+    index_by_name: dict[str, int] = {}
     saved_counters: list[ParamGroup] = []
     for index, group in enumerate(meta["groups"]):
-        saved_index.update(dict.fromkeys(group["param_names"], index))
-        saved_counters.append(
-            {
-                key: _unpack(value, tensors, unused)
-                for key, value in group.items()
-                if key not in options
-            }
-        )
+        index_by_name.update(dict.fromkeys(group["param_names"], index))
+        keys = [key for key in group if key not in no_counters]
+        saved_counters.append({key: saved.unpack(group[key]) for key in keys})
     counters_of_groups = []
     for group in optimizer.param_groups:
-        for name in group["param_names"]:
-            saved_group = meta["groups"][saved_index[name]]
+        indices = [index_by_name[name] for name in group["param_names"]]
+        for name, index in zip(group["param_names"], indices, strict=True):
+            saved_group = meta["groups"][index]
             before = saved_group.get("optimizer")
             now = group.get("optimizer")
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
             _refuse_other_options(optimizer, group, saved_group, name)
-        indices = dict.fromkeys(saved_index[name] for name in group["param_names"])
-        counters = [saved_counters[index] for index in indices]
-        for other_counters in counters[1:]:
-            if other_counters != counters[0]:
-                raise ValueError(
-                    f"the group of {group['param_names'][0]!r} joins saved groups that counted"
-                    f" differently: {counters[0]} and {other_counters}."
-                )
-        counters_of_groups.append(counters[0] if counters else {})
+        distinct = [saved_counters[index] for index in dict.fromkeys(indices)]
+        counters_of_groups.append(_common_counters(group, distinct))
     return counters_of_groups
+
+
+def _common_counters(group: Group, saved_counters: Sequence[PlainMapping]) -> PlainMapping:
+    """Return the counters of the saved groups that are joined in a group; empty if there is none.
+
+    Raises:
+        ValueError: They have different counters.
+    """
+    if not saved_counters:
+        return {}
+    for counters in saved_counters:
+        if counters != saved_counters[0]:
+            raise ValueError(
+                f"the group of {group['param_names'][0]!r} joins saved groups that counted"
+                f" differently: {saved_counters[0]} and {counters}."
+            )
+    return saved_counters[0]
 
 
 def _refuse_other_options(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
@@ -315,9 +321,10 @@ def _refuse_other_options(optimizer: Optimizer, group: Group, saved: Group, name
 
 
 def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value for JSON, and put its tensors into `tensors`; `_unpack` is the inverse.
+    """Convert a value for JSON, and put its tensors into `tensors`.
 
-    Numbers, strings and None stay. Other values become a dict of one entry: kind -> content.
+    Numbers, strings and None stay. Other values become a dict of one entry: kind -> content. The
+    inverse is `_SavedTensors.unpack`.
 
     Args:
         value: A tensor, number, string, None, or a list, tuple, deque or dict of these.
@@ -329,7 +336,11 @@ def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         tensors[where] = value
-        return {"tensor": [where, list(value.shape), *_dimension_order(value)]}
+        content: list[Any] = [where, list(value.shape)]
+        order = _dimension_order(value)
+        if order is not None:
+            content.append(order)
+        return {"tensor": content}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -348,17 +359,17 @@ def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _dimension_order(value: Tensor) -> list[list[int]]:
-    """Return a list with the order of dimensions in memory, outermost first; empty if contiguous.
+def _dimension_order(value: Tensor) -> list[int] | None:
+    """Return the order of dimensions in memory, outermost first; None if contiguous.
 
     A file holds contiguous tensors. The order is saved because sums over another order round
-    differently. Empty, too, for a tensor with gaps.
+    differently. None, too, for a tensor with gaps.
     """
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
     if value.is_contiguous() or not value.permute(order).is_contiguous():
-        return []
-    return [order]
+        return None
+    return order
 
 
 def _restore_dimension_order(value: Tensor, order: list[int]) -> Tensor:
@@ -375,38 +386,55 @@ def _describe(value: object) -> Any:
         return {"repr": [repr(value)]}
 
 
-def _unpack(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
-    """Convert a value back from the form of `_pack`.
+class _SavedTensors:
+    """The tensors of a saved state, by path.
 
-    Args:
-        value: Result of `_pack`.
-        tensors: All saved tensors by path.
-        unused: Paths of tensors; those of the value are removed.
-
-    Raises:
-        ValueError: A tensor is missing or of another shape, or the kind of a value is unknown.
+    Attributes:
+        unused: Paths of the tensors that were not taken yet.
     """
-    if not isinstance(value, Mapping):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        key, shape, *order = content
-        if key not in tensors:
-            raise ValueError(f"the saved state lacks the tensor {key!r}.")
-        if list(tensors[key].shape) != shape:
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.unused = set(tensors)
+
+    def take(self, path: str, shape: list[int]) -> Tensor:
+        """Return a tensor, and remove its path from `unused`.
+
+        Raises:
+            ValueError: It is missing, or has another shape.
+        """
+        if path not in self._tensors:
+            raise ValueError(f"the saved state lacks the tensor {path!r}.")
+        tensor = self._tensors[path]
+        if list(tensor.shape) != shape:
             raise ValueError(
-                f"the tensor {key!r} has shape {tuple(tensors[key].shape)}, it was saved with"
+                f"the tensor {path!r} has shape {tuple(tensor.shape)}, it was saved with"
                 f" {tuple(shape)}."
             )
-        unused.discard(key)
-        return _restore_dimension_order(tensors[key], order[0]) if order else tensors[key]
-    if kind == "float":
-        return float(content)
-    if kind == "dict":
-        return {key: _unpack(entry, tensors, unused) for key, entry in content}
-    if kind == "deque":
-        return deque((_unpack(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
-    if kind not in ("list", "tuple"):
-        raise ValueError(f"the saved state holds a {kind!r}, which this version does not know.")
-    entries = [_unpack(entry, tensors, unused) for entry in content]
-    return entries if kind == "list" else tuple(entries)
+        self.unused.discard(path)
+        return tensor
+
+    def unpack(self, value: object) -> Any:
+        """Convert a value back from the form of `_pack`; its tensors are taken.
+
+        Raises:
+            ValueError: As `take`; or the kind of a value is unknown.
+        """
+        if not isinstance(value, Mapping):
+            return value
+        ((kind, content),) = value.items()
+        if kind == "tensor":
+            path, shape, *orders = content
+            tensor = self.take(path, shape)
+            return _restore_dimension_order(tensor, orders[0]) if orders else tensor
+        if kind == "float":
+            return float(content)
+        if kind == "dict":
+            return {key: self.unpack(entry) for key, entry in content}
+        if kind == "deque":
+            maxlen, entries = content
+            return deque(map(self.unpack, entries), maxlen=maxlen)
+        if kind not in ("list", "tuple"):
+            raise ValueError(f"the saved state holds a {kind!r}, which this version does not know.")
+        entries = list(map(self.unpack, content))
+        return entries if kind == "list" else tuple(entries)
