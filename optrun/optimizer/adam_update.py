@@ -13,6 +13,7 @@ from optrun.optimizer.numerics import (
     add_coupled_decay,
     add_coupled_decays,
     bias_correction,
+    decay_param_,
     first_moment_,
     moments_,
     second_moment_,
@@ -37,25 +38,26 @@ def _single_tensor_adam(batch: Batch) -> None:
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
     """
-    o = batch.options
-    beta1, beta2 = o["betas"]
-    for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
+    options = batch.options
+    beta1, beta2 = options["betas"]
+    for param, grad, exp_avg, exp_avg_sq, scalars in batch.tensors():
         grad = unscale_and_decay(
-            param, grad, l2=x.get("l2", 0.0), loss_scale=x.get("loss_scale", 1.0)
+            param, grad, l2=scalars.get("l2", 0.0), loss_scale=scalars.get("loss_scale", 1.0)
         )
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
-        if x["keep"] != 1.0:
-            param.mul_(x["keep"])
-        direction = exp_avg.lerp(grad, 1 - beta1) if o.get("nesterov") else exp_avg
+        decay_param_(param, scalars["keep"])
+        direction = exp_avg
+        if options.get("nesterov"):
+            direction = exp_avg.lerp(grad, 1 - beta1)
         denom = exp_avg_sq.sqrt()
-        scale = -x["lr"] / bias_correction(beta1, x["step"])
-        root = math.sqrt(bias_correction(beta2, x["step"]))
-        if o.get("eps_form") == "mindspore":
+        scale = -scalars["lr"] / bias_correction(beta1, scalars["step"])
+        root = math.sqrt(bias_correction(beta2, scalars["step"]))
+        if options.get("eps_form") == "mindspore":
             scale *= root
         else:
             denom.div_(root)
-        param.addcdiv_(direction, denom.add_(o["eps"]), value=scale)
+        param.addcdiv_(direction, denom.add_(options["eps"]), value=scale)
 
 
 def unscale_and_decay(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
@@ -72,25 +74,27 @@ def unscale_and_decay(param: Tensor, grad: Tensor, *, l2: float, loss_scale: flo
 
 def _multi_tensor_adam(batch: Batch) -> None:
     """Compute `_single_tensor_adam` by foreach operations, each over all tensors at once."""
-    o = batch.options
-    beta1, beta2 = o["betas"]
+    options = batch.options
+    beta1, beta2 = options["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
-    loss_scales = [x.get("loss_scale", 1.0) for x in batch.scalars]
-    l2s = [x.get("l2", 0.0) for x in batch.scalars]
+    loss_scales = [scalars.get("loss_scale", 1.0) for scalars in batch.scalars]
+    l2s = [scalars.get("l2", 0.0) for scalars in batch.scalars]
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, loss_scales))
     grads = add_coupled_decays(grads, params, l1s=(), l2s=l2s)
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     batch.decay_params()
-    directions = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if o.get("nesterov") else exp_avgs
+    directions = exp_avgs
+    if options.get("nesterov"):
+        directions = list(torch._foreach_lerp(exp_avgs, grads, 1 - beta1))
     denoms = torch._foreach_sqrt(exp_avg_sqs)
-    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.scalars]
+    scales = [-scalars["lr"] / bias_correction(beta1, scalars["step"]) for scalars in batch.scalars]
     roots = [math.sqrt(bias_correction(beta2, step)) for step in batch.scalar_list("step")]
-    if o.get("eps_form") == "mindspore":
+    if options.get("eps_form") == "mindspore":
         scales = [scale * root for scale, root in zip(scales, roots, strict=True)]
     else:
         torch._foreach_div_(denoms, roots)
-    torch._foreach_add_(denoms, o["eps"])
+    torch._foreach_add_(denoms, options["eps"])
     torch._foreach_addcdiv_(params, directions, denoms, scales)
 
 

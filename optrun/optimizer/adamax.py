@@ -19,6 +19,7 @@ from optrun.optimizer.numerics import (
     add_coupled_decay,
     add_coupled_decays,
     bias_correction,
+    decay_param_,
     first_moment_,
 )
 
@@ -36,8 +37,8 @@ def _single_tensor_adamax(batch: Batch) -> None:
     beta1, beta2 = batch.options["betas"]
     eps = batch.options["eps"]
     form = batch.options["eps_form"]
-    for param, grad, exp_avg, exp_inf, x in batch.tensors():
-        grad = add_coupled_decay(grad, param, l1=x["l1"], l2=x["l2"])
+    for param, grad, exp_avg, exp_inf, scalars in batch.tensors():
+        grad = add_coupled_decay(grad, param, l1=scalars["l1"], l2=scalars["l2"])
         first_moment_(exp_avg, grad, beta1)
         size = grad.abs()
         exp_inf.mul_(beta2)
@@ -47,9 +48,9 @@ def _single_tensor_adamax(batch: Batch) -> None:
             size.add_(eps)
         torch.maximum(exp_inf, size, out=exp_inf)
         denom = exp_inf.add(eps) if form == "denominator" else exp_inf
-        if x["keep"] != 1.0:
-            param.mul_(x["keep"])
-        param.addcdiv_(exp_avg, denom, value=-x["lr"] / bias_correction(beta1, x["step"]))
+        decay_param_(param, scalars["keep"])
+        scale = -scalars["lr"] / bias_correction(beta1, scalars["step"])
+        param.addcdiv_(exp_avg, denom, value=scale)
 
 
 def _multi_tensor_adamax(batch: Batch) -> None:
@@ -69,7 +70,7 @@ def _multi_tensor_adamax(batch: Batch) -> None:
     torch._foreach_maximum_(exp_infs, sizes)
     denoms = torch._foreach_add(exp_infs, eps) if form == "denominator" else exp_infs
     batch.decay_params()
-    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.scalars]
+    scales = [-scalars["lr"] / bias_correction(beta1, scalars["step"]) for scalars in batch.scalars]
     torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)
 
 

@@ -13,7 +13,13 @@ from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
+from optrun.optimizer.numerics import (
+    bias_correction,
+    decay_param_,
+    first_moment_,
+    moments_,
+    second_moment_,
+)
 
 
 def _single_tensor_ademamix(batch: Batch) -> None:
@@ -23,15 +29,16 @@ def _single_tensor_ademamix(batch: Batch) -> None:
     """
     beta1, beta2, _ = batch.options["betas"]
     eps = batch.options["eps"]
-    for param, grad, exp_avg, exp_avg_slow, exp_avg_sq, x in batch.tensors():
+    for param, grad, exp_avg, exp_avg_slow, exp_avg_sq, scalars in batch.tensors():
         first_moment_(exp_avg, grad, beta1)
-        first_moment_(exp_avg_slow, grad, x["beta3"])
+        first_moment_(exp_avg_slow, grad, scalars["beta3"])
         second_moment_(exp_avg_sq, grad, beta2)
-        if x["keep"] != 1.0:
-            param.mul_(x["keep"])
-        denom = exp_avg_sq.sqrt().div_(math.sqrt(bias_correction(beta2, x["step"]))).add_(eps)
-        mixed = (exp_avg / bias_correction(beta1, x["step"])).add_(exp_avg_slow, alpha=x["alpha"])
-        param.addcdiv_(mixed, denom, value=-x["lr"])
+        decay_param_(param, scalars["keep"])
+        correction1 = bias_correction(beta1, scalars["step"])
+        correction2 = bias_correction(beta2, scalars["step"])
+        denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(eps)
+        mixed = (exp_avg / correction1).add_(exp_avg_slow, alpha=scalars["alpha"])
+        param.addcdiv_(mixed, denom, value=-scalars["lr"])
 
 
 def _multi_tensor_ademamix(batch: Batch) -> None:

@@ -6,6 +6,7 @@ torch has no LAMB.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -24,6 +25,7 @@ from optrun.optimizer.lamb_rule import corrections, trust_ratios
 from optrun.optimizer.numerics import (
     add_coupled_decay,
     add_coupled_decays,
+    decay_param_,
     first_moment_,
     moments_,
     norms,
@@ -49,71 +51,83 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
     Returns:
         k of each tensor, shape (n,), in the dtype of the parameters.
     """
-    o = batch.options
-    beta1, beta2 = o["betas"]
+    options = batch.options
+    beta1, beta2 = options["betas"]
     ratios = []
     for tensors, sharding in zip(batch.tensors(), batch.shardings, strict=True):
-        param, grad, exp_avg, exp_avg_sq, x = tensors
-        grad = add_coupled_decay(grad, param, l1=o["l1"], l2=o["l2"])
+        param, grad, exp_avg, exp_avg_sq, scalars = tensors
+        grad = add_coupled_decay(grad, param, l1=options["l1"], l2=options["l2"])
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
-        correction1, correction2, lr_factor = corrections(o, x["step"])
-        denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(o["eps"])
+        correction1, correction2, lr_factor = corrections(options, scalars["step"])
+        denom = exp_avg_sq.sqrt().div_(math.sqrt(correction2)).add_(options["eps"])
         update = torch.div(exp_avg, denom, out=denom).div_(correction1)
-        if x["decay"]:
-            update.add_(param, alpha=x["decay"])
-        if x["keep"] != 1.0:
-            param.mul_(x["keep"])
+        if scalars["decay"]:
+            update.add_(param, alpha=scalars["decay"])
+        decay_param_(param, scalars["keep"])
         ratio = torch.ones((), dtype=param.dtype, device=param.device)
-        if x["adapt"]:
-            ratio = trust_ratios(o, *norms([param, update], [sharding] * 2))
+        if scalars["adapt"]:
+            ratio = trust_ratios(options, *norms([param, update], [sharding] * 2))
         ratios.append(ratio)
-        param.sub_(update.mul_(ratio * (x["lr"] * lr_factor)))
+        param.sub_(update.mul_(ratio * (scalars["lr"] * lr_factor)))
     return torch.stack(ratios)
 
 
 def _multi_tensor_lamb(batch: Batch) -> Tensor:
-    """Compute `_single_tensor_lamb` by foreach operations, each over all tensors at once.
-
-    The norms of all tensors take one collective. Decay and trust ratios are computed only for the
-    tensors that have them.
-    """
-    o = batch.options
-    beta1, beta2 = o["betas"]
+    """Compute `_single_tensor_lamb` by foreach operations, each over all tensors at once."""
+    options = batch.options
+    beta1, beta2 = options["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
     count = len(params)
-    grads = add_coupled_decays(grads, params, l1s=[o["l1"]] * count, l2s=[o["l2"]] * count)
+    grads = add_coupled_decays(
+        grads, params, l1s=[options["l1"]] * count, l2s=[options["l2"]] * count
+    )
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    # 1. Compute the updates r.
     corrections1, corrections2, lr_factors = zip(
-        *(corrections(o, step) for step in batch.scalar_list("step")), strict=True
+        *(corrections(options, step) for step in batch.scalar_list("step")), strict=True
     )
     denoms = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in corrections2])
-    torch._foreach_add_(denoms, o["eps"])
+    torch._foreach_div_(denoms, list(map(math.sqrt, corrections2)))
+    torch._foreach_add_(denoms, options["eps"])
     updates = torch._foreach_div(exp_avgs, denoms)
     torch._foreach_div_(updates, corrections1)
-    del denoms
-    decays = batch.scalar_list("decay")
+    del denoms  # before the decay takes memory
+    _add_decays_(updates, params, batch.scalar_list("decay"))
+    # 2. Scale them by lr and trust ratios, and subtract them.
+    batch.decay_params()
+    ratios = _trust_ratios_of_tensors(batch, updates)
+    rates = list(map(operator.mul, batch.scalar_list("lr"), lr_factors))
+    scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
+    torch._foreach_mul_(updates, list(scales.unbind()))
+    torch._foreach_sub_(params, updates)
+    return ratios
+
+
+def _add_decays_(
+    updates: Sequence[Tensor], params: Sequence[Tensor], decays: Sequence[float]
+) -> None:
+    """Add decay * param to each update, in place; only where the decay is not 0."""
     decayed = [i for i, decay in enumerate(decays) if decay]
     if decayed:
-        decay = torch._foreach_mul([params[i] for i in decayed], [decays[i] for i in decayed])
-        torch._foreach_add_([updates[i] for i in decayed], decay)
-        del decay
-    batch.decay_params()
-    ratios = torch.ones(count, dtype=params[0].dtype, device=params[0].device)
+        terms = torch._foreach_mul([params[i] for i in decayed], [decays[i] for i in decayed])
+        torch._foreach_add_([updates[i] for i in decayed], terms)
+
+
+def _trust_ratios_of_tensors(batch: Batch, updates: Sequence[Tensor]) -> Tensor:
+    """Return the trust ratio of each tensor, shape (n,); 1 if its scalar `adapt` is false.
+
+    The norms of all parameters and updates take one collective.
+    """
+    params = batch.params
+    ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
     adapted = [i for i, adapt in enumerate(batch.scalar_list("adapt")) if adapt]
     if adapted:
         params_then_updates = [params[i] for i in adapted] + [updates[i] for i in adapted]
         shardings = [batch.shardings[i] for i in adapted]
         param_norms, update_norms = norms(params_then_updates, shardings * 2, foreach=True).chunk(2)
         indices = torch.tensor(adapted, device=ratios.device)
-        ratios[indices] = trust_ratios(o, param_norms, update_norms)
-    rates = [
-        lr * lr_factor for lr, lr_factor in zip(batch.scalar_list("lr"), lr_factors, strict=True)
-    ]
-    scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
-    torch._foreach_mul_(updates, list(scales.unbind()))
-    torch._foreach_sub_(params, updates)
+        ratios[indices] = trust_ratios(batch.options, param_norms, update_norms)
     return ratios
 
 

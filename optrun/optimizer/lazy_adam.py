@@ -184,10 +184,10 @@ def _with_centred_grads(batch: Batch) -> Batch:
     of gradients and tables of kernels are dropped, since the gradients are other tensors.
     """
     grads = []
-    for param, grad, x in zip(batch.params, batch.grads, batch.scalars, strict=True):
-        if x["centre"]:
+    for param, grad, scalars in zip(batch.params, batch.grads, batch.scalars, strict=True):
+        if scalars["centre"]:
             grad = centre_rows(
-                unscale_and_decay(param, grad, l2=x["l2"], loss_scale=x["loss_scale"])
+                unscale_and_decay(param, grad, l2=scalars["l2"], loss_scale=scalars["loss_scale"])
             )
         grads.append(grad)
     rows = []

@@ -11,7 +11,7 @@ from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.numerics import first_moment_
+from optrun.optimizer.numerics import decay_param_, first_moment_
 
 
 def _single_tensor_lion(batch: Batch) -> None:
@@ -20,10 +20,9 @@ def _single_tensor_lion(batch: Batch) -> None:
     w = keep w - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g.
     """
     beta1, beta2 = batch.options["betas"]
-    for param, grad, exp_avg, x in batch.tensors():
-        if x["keep"] != 1.0:
-            param.mul_(x["keep"])
-        param.add_(exp_avg.lerp(grad, 1 - beta1).sign_(), alpha=-x["lr"])
+    for param, grad, exp_avg, scalars in batch.tensors():
+        decay_param_(param, scalars["keep"])
+        param.add_(exp_avg.lerp(grad, 1 - beta1).sign_(), alpha=-scalars["lr"])
         first_moment_(exp_avg, grad, beta2)
 
 

@@ -70,8 +70,8 @@ def _parts(batch: Batch, *, corrected: bool, one_part: bool) -> Iterator[Batch]:
     """
     indices: list[int] = []
     elements = 0
-    for i, x in enumerate(batch.scalars):
-        if x["corrected"] != corrected:
+    for i, scalars in enumerate(batch.scalars):
+        if scalars["corrected"] != corrected:
             continue
         indices.append(i)
         elements += batch.params[i].numel()

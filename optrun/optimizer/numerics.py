@@ -158,6 +158,19 @@ def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
     return exp_avg_sq.mul_(beta).addcmul_(grad, grad, value=1 - beta)
 
 
+def decay_param_(param: Tensor, keep: float) -> None:
+    """Multiply a parameter by the factor that weight decay leaves of it, in place, unless it is 1.
+
+    Example:
+        >>> weight = torch.tensor([2.0])
+        >>> decay_param_(weight, 0.75)
+        >>> weight
+        tensor([1.5000])
+    """
+    if keep != 1.0:
+        param.mul_(keep)
+
+
 def add_coupled_decay(grad: Tensor, param: Tensor, *, l1: float, l2: float) -> Tensor:
     """Return grad + l2 * param + l1 * sign(param): coupled weight decay, part of the gradient.
 

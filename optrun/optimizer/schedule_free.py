@@ -32,13 +32,14 @@ def _single_tensor_schedule_free(batch: Batch) -> None:
     """
     _, beta2 = batch.options["betas"]
     eps = batch.options["eps"]
-    for param, grad, z, exp_avg_sq, x in batch.tensors():
+    for param, grad, z, exp_avg_sq, scalars in batch.tensors():
         second_moment_(exp_avg_sq, grad, beta2)
-        direction = grad / (exp_avg_sq / bias_correction(beta2, x["step"])).sqrt_().add_(eps)
-        if x["decay"]:
-            direction.add_(param, alpha=x["decay"])
-        param.lerp_(z, x["mix"]).sub_(direction, alpha=x["scale"])
-        z.sub_(direction, alpha=x["lr"])
+        denom = (exp_avg_sq / bias_correction(beta2, scalars["step"])).sqrt_().add_(eps)
+        direction = grad / denom
+        if scalars["decay"]:
+            direction.add_(param, alpha=scalars["decay"])
+        param.lerp_(z, scalars["mix"]).sub_(direction, alpha=scalars["scale"])
+        z.sub_(direction, alpha=scalars["lr"])
 
 
 def _multi_tensor_schedule_free(batch: Batch) -> None:

@@ -13,7 +13,13 @@ from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.numerics import bias_correction, first_moment_, local, second_moment_
+from optrun.optimizer.numerics import (
+    bias_correction,
+    decay_param_,
+    first_moment_,
+    local,
+    second_moment_,
+)
 
 Bases = dict[str, Tensor]
 """Dimension of a tensor, as text -> its basis; a dimension without a preconditioner is missing.
@@ -29,28 +35,27 @@ def _single_tensor_soap(batch: Batch) -> None:
     scalars hold the `preconditioners` and `bases` of the tensor, dicts that are updated here. The
     first gradient only fills them.
     """
-    o = batch.options
-    beta1, beta2 = o["betas"]
-    for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
-        k = x["step"] - 1  # number of this update: the first gradient is not used for one
-        bases = x["bases"]
+    options = batch.options
+    beta1, beta2 = options["betas"]
+    for param, grad, exp_avg, exp_avg_sq, scalars in batch.tensors():
+        k = scalars["step"] - 1  # number of this update: the first gradient is not used for one
+        bases = scalars["bases"]
         # 1. Take Adam's step in the eigenbases.
         if k:
             first_moment_(exp_avg, grad, beta1)
             second_moment_(exp_avg_sq, project(grad, bases), beta2)
-            direction = project(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(o["eps"]))
+            direction = project(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(options["eps"]))
             scale = bias_correction(beta2, k) ** 0.5 / bias_correction(beta1, k)
-            param.sub_(project(direction, bases, back=True), alpha=x["lr"] * scale)
-            if x["keep"] != 1.0:
-                param.mul_(x["keep"])
+            param.sub_(project(direction, bases, back=True), alpha=scalars["lr"] * scale)
+            decay_param_(param, scalars["keep"])
         # 2. Update the preconditioner of each dimension, and now and then its eigenbasis.
-        for dim, preconditioner in x["preconditioners"].items():
+        for dim, preconditioner in scalars["preconditioners"].items():
             matrix = local(preconditioner)
             rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
-            matrix.lerp_(rows @ rows.T, 1 - x["shampoo_beta"])
+            matrix.lerp_(rows @ rows.T, 1 - scalars["shampoo_beta"])
             if not k:
                 bases[dim] = eigenvectors(matrix)
-            elif k % o["precondition_frequency"] == 0:
+            elif k % options["precondition_frequency"] == 0:
                 bases[dim], order = next_basis(matrix, local(bases[dim]))
                 # Columns of the basis changed places, and their second moments with them.
                 exp_avg_sq.copy_(exp_avg_sq.index_select(int(dim), order))

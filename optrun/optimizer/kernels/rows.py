@@ -45,109 +45,115 @@ Row = dict[str, float]
 """A value for each of `SCALARS`, for the tensors that share them."""
 
 
-def adam_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `adam_update._single_tensor_adam`."""
-    beta1, beta2 = o["betas"]
-    scale = x["lr"] / bias_correction(beta1, x["step"])
-    root = math.sqrt(bias_correction(beta2, x["step"]))
-    adds_eps_to_raw = o.get("eps_form") == "mindspore"
+def adam_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `adam_update._single_tensor_adam`."""
+    beta1, beta2 = options["betas"]
+    scale = scalars["lr"] / bias_correction(beta1, scalars["step"])
+    root = math.sqrt(bias_correction(beta2, scalars["step"]))
+    adds_eps_to_raw = options.get("eps_form") == "mindspore"
     return {
         **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
-        "eps": o["eps"],
-        "nesterov": float(o.get("nesterov", False)),
+        "eps": options["eps"],
+        "nesterov": float(options.get("nesterov", False)),
         "scale": scale * root if adds_eps_to_raw else scale,
         "root": 1.0 if adds_eps_to_raw else 1.0 / root,
-        "keep": x["keep"],
-        "l2": x.get("l2", 0.0),
-        "unscale": 1.0 / x.get("loss_scale", 1.0),
+        "keep": scalars["keep"],
+        "l2": scalars.get("l2", 0.0),
+        "unscale": 1.0 / scalars.get("loss_scale", 1.0),
     }
 
 
-def adamax_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `adamax._single_tensor_adamax`."""
-    beta1, beta2 = o["betas"]
+def adamax_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `adamax._single_tensor_adamax`."""
+    beta1, beta2 = options["betas"]
     return {
         **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
-        EPS[o["eps_form"]]: o["eps"],
-        "scale": x["lr"] / bias_correction(beta1, x["step"]),
-        "keep": x["keep"],
-        "l1": x["l1"],
-        "l2": x["l2"],
+        EPS[options["eps_form"]]: options["eps"],
+        "scale": scalars["lr"] / bias_correction(beta1, scalars["step"]),
+        "keep": scalars["keep"],
+        "l1": scalars["l1"],
+        "l2": scalars["l2"],
     }
 
 
-def lamb_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `lamb._single_tensor_lamb`."""
-    beta1, beta2 = o["betas"]
-    correction1, correction2, lr_factor = corrections(o, x["step"])
+def lamb_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `lamb._single_tensor_lamb`."""
+    beta1, beta2 = options["betas"]
+    correction1, correction2, lr_factor = corrections(options, scalars["step"])
     return {
         **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
-        "eps": o["eps"],
-        "l1": o["l1"],
-        "l2": o["l2"],
-        "max_norm": math.inf if o["max_param_norm"] is None else o["max_param_norm"],
-        "eps_ratio": o["eps"] if o["eps_in_trust"] else 0.0,
-        "min_ratio": o["min_trust"],
-        "max_ratio": math.inf if o["max_trust"] is None else o["max_trust"],
-        "scale": x["lr"] * lr_factor,
-        "keep": x["keep"],
+        "eps": options["eps"],
+        "l1": options["l1"],
+        "l2": options["l2"],
+        "max_norm": math.inf if options["max_param_norm"] is None else options["max_param_norm"],
+        "eps_ratio": options["eps"] if options["eps_in_trust"] else 0.0,
+        "min_ratio": options["min_trust"],
+        "max_ratio": math.inf if options["max_trust"] is None else options["max_trust"],
+        "scale": scalars["lr"] * lr_factor,
+        "keep": scalars["keep"],
         "root": 1.0 / math.sqrt(correction2),
         "first": 1.0 / correction1,
-        "decay": x["decay"],
-        "adapt": float(x["adapt"]),
+        "decay": scalars["decay"],
+        "adapt": float(scalars["adapt"]),
     }
 
 
-def lion_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `lion._single_tensor_lion`."""
-    beta1, beta2 = o["betas"]
-    return {**SCALARS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
-
-
-def schedule_free_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `schedule_free._single_tensor_schedule_free`."""
-    _, beta2 = o["betas"]
-    return {
-        **SCALARS,
-        "beta2": beta2,
-        "eps": o["eps"],
-        "rate": x["lr"],
-        "scale": x["scale"],
-        "root": 1.0 / math.sqrt(bias_correction(beta2, x["step"])),
-        "mix": x["mix"],
-        "decay": x["decay"],
-    }
-
-
-def ademamix_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `ademamix._single_tensor_ademamix`."""
-    beta1, beta2, _ = o["betas"]
+def lion_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `lion._single_tensor_lion`."""
+    beta1, beta2 = options["betas"]
     return {
         **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
-        "eps": o["eps"],
-        "scale": x["lr"],
-        "root": 1.0 / math.sqrt(bias_correction(beta2, x["step"])),
-        "first": 1.0 / bias_correction(beta1, x["step"]),
-        "keep": x["keep"],
-        "alpha": x["alpha"],
-        "beta3": x["beta3"],
+        "scale": scalars["lr"],
+        "keep": scalars["keep"],
     }
 
 
-def mars_row(o: Options, x: Scalars) -> Row:
-    """Make the row of a tensor stepped by `mars._single_tensor_mars`."""
-    if not x["corrected"]:
-        return adam_row({**o, "betas": o["betas_1d"]}, x)
+def schedule_free_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `_single_tensor_schedule_free`."""
+    _, beta2 = options["betas"]
+    return {
+        **SCALARS,
+        "beta2": beta2,
+        "eps": options["eps"],
+        "rate": scalars["lr"],
+        "scale": scalars["scale"],
+        "root": 1.0 / math.sqrt(bias_correction(beta2, scalars["step"])),
+        "mix": scalars["mix"],
+        "decay": scalars["decay"],
+    }
+
+
+def ademamix_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `ademamix._single_tensor_ademamix`."""
+    beta1, beta2, _ = options["betas"]
+    return {
+        **SCALARS,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": options["eps"],
+        "scale": scalars["lr"],
+        "root": 1.0 / math.sqrt(bias_correction(beta2, scalars["step"])),
+        "first": 1.0 / bias_correction(beta1, scalars["step"]),
+        "keep": scalars["keep"],
+        "alpha": scalars["alpha"],
+        "beta3": scalars["beta3"],
+    }
+
+
+def mars_row(options: Options, scalars: Scalars) -> Row:
+    """Compute the scalars that kernels read in a step of `mars._single_tensor_mars`."""
+    if not scalars["corrected"]:
+        return adam_row({**options, "betas": options["betas_1d"]}, scalars)
     clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
-    return {**adam_row(o, x), **clipped, "strength": x["strength"]}
+    return {**adam_row(options, scalars), **clipped, "strength": scalars["strength"]}
 
 
 ROWS = {
