@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from optrun.base.errors import ConfigError
-from optrun.param_groups.order import Watch, first_watch
+from optrun.param_groups.order import UseRecorder, record_forward
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution"}
 _SHAPE_OPERATIONS = {
@@ -50,18 +50,18 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
     """
     key = "parametrization.base"
     kind = type(model).__name__
-    watch, why = first_watch(model, None, _Branches, "it is no transformers model")
-    if watch is None:
+    recorder, why = record_forward(model, None, _BranchRecorder, "it is no transformers model")
+    if recorder is None:
         raise ConfigError(
             f"{key}: optrun cannot find the residual branches of {kind}, because it cannot run a"
             f" forward pass on the meta device ({why}). Keep the base's number of layers."
         )
-    ends = watch.ends & blocks.keys()
+    ends = recorder.ends & blocks.keys()
     problem = ""
-    if watch.normed is not None:
+    if recorder.normed_weight is not None:
         problem = (
             "a norm, or a choice of experts, lies between a residual branch and the stream"
-            f" ({watch.normed})"
+            f" ({recorder.normed_weight})"
         )
     elif not ends:
         problem = "no residual branch was found"
@@ -83,18 +83,19 @@ class _Branch:
     """Number of the operation that began it."""
 
 
-class _Branches(Watch):
+class _BranchRecorder(UseRecorder):
     """Follow the output of each matrix through a forward pass, until it is added to the stream.
 
     Attributes:
         ends: Names of the weights whose output was added to the residual stream.
-        normed: Name of a weight whose branch is normed before or after the sum; None if none is.
+        normed_weight: Name of a weight whose branch is normed before or after the sum; None if none
+            is.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.ends: set[str] = set()
-        self.normed: str | None = None
+        self.normed_weight: str | None = None
         # All keys are ids of tensors.
         # Output of a matrix -> the branch that ends with it so far.
         self._branch_of: dict[int, _Branch] = {}
@@ -115,7 +116,7 @@ class _Branches(Watch):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run an operation on shapes, and note the origin of its first result."""
+        """Run an operation on shapes, and classify its first result by `_record`."""
         out = super().__torch_dispatch__(func, types, args, kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor):
@@ -140,12 +141,15 @@ class _Branches(Watch):
         """
         activations = [tensor for tensor in tensors if id(tensor) not in self._weights]
         names = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
-        is_scaled = operation in _FACTORS and len(tensors) == 1
-        if operation in _SHAPE_OPERATIONS and len(tensors) == 1 and names:
+        is_single = len(tensors) == 1
+        is_view = operation in _SHAPE_OPERATIONS
+        is_scaled = operation in _FACTORS and is_single
+        if is_view and is_single and names:
             self._weights[id(out)] = names[0]
         elif operation in _PRODUCTS and names:
+            # Of the weights the matrix is the last argument: in `addmm` it follows the bias.
             self._branch_of[id(out)] = _Branch(frozenset(names[-1:]), len(self._results))
-        elif activations and (operation in _SHAPE_OPERATIONS or is_scaled):
+        elif activations and (is_view or is_scaled):
             self._record_same(activations[0], out)
         elif operation in ("add", "add_") and len(tensors) == 2:
             self._record_sum(activations, out)
@@ -164,8 +168,10 @@ class _Branches(Watch):
         - Two branches: one branch, with the last weights of both.
         - A branch, and the stream or a tensor older than the branch: the stream. The last weight of
           the branch is one of `ends`. If that tensor is not known as the stream, the branch begins
-          a stream; but if its list of blocks has one already, a norm has hidden it, so `normed`.
-        - The stream, and a tensor that is no branch: a norm has hidden the branch, so `normed`.
+          a stream; but if its list of blocks has one already, a norm has hidden it, see
+          `normed_weight`.
+        - The stream, and a tensor that is no branch: a norm has hidden the branch, see
+          `normed_weight`.
 
         Args:
             summands: The summands that are no weights.
@@ -182,15 +188,18 @@ class _Branches(Watch):
             self._branch_of[id(out)] = _Branch(first.last_weights | second.last_weights, begin)
         elif branches:
             (branch,) = branches
-            others = [term for term in summands if id(term) not in self._branch_of]
-            is_older = self._order.get(id(others[0]), 0) < branch.begin
+            (other,) = (term for term in summands if id(term) not in self._branch_of)
+            is_older = self._order.get(id(other), 0) < branch.begin
             if streams or is_older:
                 self._record_end(branch, out, has_stream=bool(streams))
         elif streams:
-            self.normed = self.normed or streams[0]
+            self.normed_weight = self.normed_weight or streams[0]
 
     def _record_end(self, branch: _Branch, out: Tensor, *, has_stream: bool) -> None:
-        """Record the sum of a branch and the stream, see `_record_sum`.
+        """Record that a branch ends: its sum with the residual stream is the stream, too.
+
+        If the other summand is not known as the stream, though a branch of the same list of blocks
+        was added to one before, a norm has hidden it: the branch's weight is the `normed_weight`.
 
         Args:
             branch: The branch.
@@ -198,9 +207,9 @@ class _Branches(Watch):
             has_stream: Whether the other summand is known as the stream.
         """
         last_weight = max(branch.last_weights)
-        stack = re.split(r"\.\d+\.", last_weight)[0]
+        stack = re.split(r"\.\d+\.", last_weight)[0]  # the path before the block number
         if not has_stream and stack in self._stacks_with_stream:
-            self.normed = self.normed or last_weight
+            self.normed_weight = self.normed_weight or last_weight
         self._stacks_with_stream.add(stack)
         self.ends |= branch.last_weights
         self._stream[id(out)] = last_weight

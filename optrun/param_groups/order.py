@@ -23,7 +23,7 @@ Uses: TypeAlias = Mapping[str, tuple[int, int]]
 """Parameter name -> numbers of the first and the last operation that use it, counted from 1 in a
 forward pass; unused parameters are missing."""
 
-W = TypeVar("W", bound="Watch")
+W = TypeVar("W", bound="UseRecorder")
 
 _MAX_OPERATIONS = 50_000
 """Largest number of operations of a forward pass, some seconds. Since there are no values, a loop
@@ -56,13 +56,13 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
         >>> sorted(uses, key=uses.__getitem__)
         ['first.weight', 'last.weight']
     """
-    return run_on_meta(model, batch, Watch).uses
+    return run_on_meta(model, batch, UseRecorder).uses
 
 
 def run_on_meta(
-    model: nn.Module, batch: Mapping[str, object], make_watch: Callable[[nn.Module], W]
+    model: nn.Module, batch: Mapping[str, object], make_recorder: Callable[[nn.Module], W]
 ) -> W:
-    """Run a copy of a model on the meta device, and return the watch over its operations.
+    """Run a copy of a model on the meta device, and return the recorder of its operations.
 
     The pass runs in evaluation mode and takes no memory. The model, its buffers and the random
     generators do not change.
@@ -70,7 +70,8 @@ def run_on_meta(
     Args:
         model: On any device.
         batch: See `uses_of`.
-        make_watch: Makes the watch over the copy, such as the class `Watch`.
+        make_recorder: Makes the recorder, a `TorchDispatchMode`, from the copy of the model; such
+            as the class `UseRecorder`.
 
     Raises:
         Exception: Whatever the model raises; RuntimeError after 50,000 operations.
@@ -90,14 +91,15 @@ def run_on_meta(
         key: value.to("meta") if isinstance(value, Tensor) else value
         for key, value in batch.items()
     }
-    watch = make_watch(model_on_meta)
+    recorder = make_recorder(model_on_meta)
     quiet = warnings.catch_warnings()
     keep_rng = torch.random.fork_rng(devices=[])
+    # A mask has no values here: `nonzero` returns the indices of a mask that is true everywhere.
     full_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
-    with quiet, keep_rng, full_masks, torch.no_grad(), torch.device("meta"), watch:
+    with quiet, keep_rng, full_masks, torch.no_grad(), torch.device("meta"), recorder:
         warnings.simplefilter("ignore")
         model_on_meta(**batch_on_meta)
-    return watch
+    return recorder
 
 
 def example_batches(model: Any) -> list[dict[str, Tensor]]:
@@ -143,8 +145,8 @@ def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple
         The uses, empty if the model cannot run on the meta device; and the note.
     """
     kind = type(model).__name__
-    watch, why = first_watch(model, batch, Watch, "no batch was given")
-    if watch is None:
+    recorder, why = record_forward(model, batch, UseRecorder, "no batch was given")
+    if recorder is None:
         note = (
             f"param_groups=layerwise: the parameters of {kind} outside of its blocks get their"
             f" layer by name, because no forward pass on the meta device was possible ({why}). Use"
@@ -153,16 +155,16 @@ def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple
         return {}, note
     count = len(list(model.parameters()))
     note = (
-        f"param_groups=layerwise: a forward pass of {kind} used {len(watch.uses)} of {count}"
+        f"param_groups=layerwise: a forward pass of {kind} used {len(recorder.uses)} of {count}"
         " parameters; those outside of its blocks get their layer by the order of use."
     )
-    return watch.uses, note
+    return recorder.uses, note
 
 
-def first_watch(
+def record_forward(
     model: nn.Module,
     batch: Mapping[str, object] | None,
-    make_watch: Callable[[nn.Module], W],
+    make_recorder: Callable[[nn.Module], W],
     why: str,
 ) -> tuple[W | None, str]:
     """Run a model on the meta device with the first batch that works, see `run_on_meta`.
@@ -170,11 +172,12 @@ def first_watch(
     Args:
         model: On any device.
         batch: See `uses_of`; None: each of `example_batches` is tried.
-        make_watch: Makes the watch over the copy.
+        make_recorder: See `run_on_meta`.
         why: The reason to return if there is no batch at all.
 
     Returns:
-        The watch, and an empty text; or None, and the reason why the last batch failed.
+        The recorder after the pass, and an empty text; or None, and the reason why the last batch
+        failed.
     """
     batches: Sequence[Mapping[str, object]]
     try:
@@ -183,7 +186,7 @@ def first_watch(
         return None, describe_briefly(error)
     for example in batches:
         try:
-            return run_on_meta(model, example, make_watch), ""
+            return run_on_meta(model, example, make_recorder), ""
         except Exception as error:  # whatever a model's own code raises
             why = describe_briefly(error)
     return None, why
@@ -194,7 +197,7 @@ def describe_briefly(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
-class Watch(TorchDispatchMode):
+class UseRecorder(TorchDispatchMode):
     """Record the first and the last operation on each parameter during a forward pass.
 
     If the model reads a value, which the meta device does not have, it gets 1.

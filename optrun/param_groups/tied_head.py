@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from optrun.param_groups.order import Watch, describe_briefly, example_batches, run_on_meta
+from optrun.param_groups.order import UseRecorder, describe_briefly, example_batches, run_on_meta
 from optrun.param_groups.roles import is_norm
 
 
@@ -41,10 +41,10 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
     why = "it is no transformers model"
     for batch in example_batches(model):
         try:
-            norms = run_on_meta(model, batch, _LastNorm).norms
+            norms = run_on_meta(model, batch, _LastNormRecorder).norms
             path = norms[-1] if norms else ""
             if path:
-                factor = run_on_meta(model, batch, partial(_LastNorm, replaced=path)).factor
+                factor = run_on_meta(model, batch, partial(_LastNormRecorder, replaced=path)).factor
             else:
                 factor = None
         except Exception as error:  # whatever a model's own code raises
@@ -60,7 +60,7 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
     raise NoCarrierError(f"it cannot run a forward pass on the meta device ({why})")
 
 
-class _LastNorm(Watch):
+class _LastNormRecorder(UseRecorder):
     """Note the norms called before the head of a model.
 
     Args:
