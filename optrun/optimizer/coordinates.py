@@ -231,7 +231,8 @@ def coordinate_check(
     lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
-            for key, value in _average_blocks(measure(build(size, seed)), along).items():
+            values = measure(build(size, seed))
+            for key, value in _average_blocks(values, along).items():
                 name, measure_name = key
                 if key not in lines:
                     expected = _expected_slope(name, measure_name, growths, along)

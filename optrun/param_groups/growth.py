@@ -126,8 +126,8 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             base_shape,
             fan_in,
             fan_out,
-            branch.get(name, 1.0),
-            name in ends,
+            branch=branch.get(name, 1.0),
+            ends_branch=name in ends,
             is_head=name in heads and fan_in != 1 and fan_out == 1,
         )
     return growth
@@ -140,32 +140,41 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
     matrices in one parent module, only the last counts: its order is taken for that of the forward
     pass. Direct children of the model all count, unless it is an `nn.Sequential`.
     """
-    blocks = [path for stack in stacks_of(model) for path in stack.blocks]
-    backbone = getattr(model, "base_model", model)
-    if backbone is not model:
-        blocks += [path for path, module in model.named_modules() if module is backbone]
-    block_prefixes = tuple(f"{block}." for block in blocks)
-    matrices = []
-    for path, module in model.named_modules():
-        has_matrix = any(param.dim() > 1 for param in module.parameters(recurse=False))
-        if has_matrix and not f"{path}.".startswith(block_prefixes):
-            matrices.append(path)
+    paths = _modules_outside_blocks(model)
     heads: set[str] = set()
-    for index, path in enumerate(matrices):
-        container = path.rpartition(".")[0]
-        in_order = container or isinstance(model, nn.Sequential)
-        beneath = f"{container}." if container else ""
-        later_matrices = matrices[index + 1 :]
-        if in_order and any(later.startswith(beneath) for later in later_matrices):
+    for index, path in enumerate(paths):
+        parent = path.rpartition(".")[0]
+        prefix = f"{parent}." if parent else ""
+        is_followed = any(later.startswith(prefix) for later in paths[index + 1 :])
+        in_order = parent or isinstance(model, nn.Sequential)
+        if in_order and is_followed:
             continue
         params = model.get_submodule(path).named_parameters(path, recurse=False)
         heads |= {name for name, _ in params if roles.get(name) == MATRIX}
-    find_logits = getattr(model, "get_output_embeddings", None)
-    logits = find_logits() if callable(find_logits) else None
-    if logits is not None:
-        weight = getattr(logits, "weight", None)
+    get_logits_layer = getattr(model, "get_output_embeddings", None)
+    logits_layer = get_logits_layer() if callable(get_logits_layer) else None
+    if logits_layer is not None:
+        weight = getattr(logits_layer, "weight", None)
         heads |= {name for name, param in model.named_parameters() if param is weight}
     return heads
+
+
+def _modules_outside_blocks(model: nn.Module) -> list[str]:
+    """List the paths of modules with a matrix of their own, outside of all blocks and `base_model`.
+
+    `base_model` is the part of a transformers model without its head.
+    """
+    inside = [path for stack in stacks_of(model) for path in stack.blocks]
+    backbone = getattr(model, "base_model", model)
+    if backbone is not model:
+        inside += [path for path, module in model.named_modules() if module is backbone]
+    prefixes = tuple(f"{path}." for path in inside)
+    paths = []
+    for path, module in model.named_modules():
+        has_matrix = any(param.dim() > 1 for param in module.parameters(recurse=False))
+        if has_matrix and not f"{path}.".startswith(prefixes):
+            paths.append(path)
+    return paths
 
 
 def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
@@ -219,9 +228,10 @@ def _fans(
 ) -> tuple[float, float]:
     """Return the growth of a parameter's inputs (fan_in) and of its outputs (fan_out).
 
-    Vectors have outputs only, and so have embeddings, whose rows may not grow. Linear layers and
-    convolutions say which dimension is which. Any other matrix must grow in exactly two dimensions
-    by the same factor, so that it does not matter.
+    Both are 1 if the parameter has the shape of the base. Vectors have outputs only, and so have
+    embeddings, whose rows may not grow. The class of a linear layer or convolution says which
+    dimension is which. Any other matrix must grow in exactly two dimensions by the same factor, so
+    that it does not matter.
 
     Args:
         name: Name of the parameter, for the message.
@@ -247,11 +257,13 @@ def _fans(
                 " model: a vocabulary or a number of positions is no width. Leave its key out."
             )
         return 1.0, ratios[-1]
-    if leaf == "weight" and isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-        out, into = (1, 0) if getattr(module, "transposed", False) else (0, 1)
-        return ratios[into], ratios[out]
-    if leaf == "weight" and type(module).__name__ == "Conv1D":  # transformers': inputs come first
-        return ratios[0], ratios[1]
+    is_conv1d = type(module).__name__ == "Conv1D"  # of transformers
+    has_known_order = is_conv1d or isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+    if leaf == "weight" and has_known_order:
+        # Inputs come first in transposed convolutions and Conv1D, else outputs.
+        if is_conv1d or getattr(module, "transposed", False):
+            return ratios[0], ratios[1]
+        return ratios[1], ratios[0]
     if len(grown) == 2 and grown[0] == grown[1]:
         return grown[0], grown[0]
     raise ConfigError(

@@ -196,6 +196,7 @@ class Layers:
         - Head: first used after the last block has begun.
         - Any other is missing, such as a projection between two stacks.
         """
+        # 1. Find the uses with which the blocks, and the last block, of each stack begin.
         begin_of_blocks: dict[str, int] = {}
         begin_of_last_block: dict[str, int] = {}
         for stack in self.stacks:
@@ -204,6 +205,7 @@ class Layers:
             if first_uses:
                 begin_of_blocks[stack.path] = min(first_uses)
                 begin_of_last_block[stack.path] = max(first_uses)
+        # 2. Compare the uses of each parameter outside of all blocks with these.
         layers = {}
         for name, (first, last) in self.uses.items():
             if any(stack.block_of(name) is not None for stack in self.stacks):

@@ -95,6 +95,7 @@ def layers_from_name_dict(
     """
     values = structured_names(params, name_dict)
     parsed = {name: _parse_layer(value) for name, value in values.items()}
+    # 1. Count the blocks of each stack.
     depths: dict[str, int] = {}
     for stack, block in parsed.values():
         if block is not None:
@@ -114,6 +115,7 @@ def layers_from_name_dict(
                     f"{of_stack}, counted from 0. Expected at least {depth}."
                 )
         depths = dict.fromkeys(depths, n_layers)
+    # 2. Place every parameter. Embeddings and head belong to the deepest stack.
     deepest = max(depths.values())
     layers: dict[str, Layer] = {}
     for name in params:

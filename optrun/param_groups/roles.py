@@ -118,11 +118,12 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
         return NORM
     if param.dim() <= 1:
         return VECTOR
-    weighted = isinstance(module, _WEIGHTED_TYPES) or leaf == "weight"
-    one_vector = sum(size > 1 for size in param.shape) <= 1
-    if not weighted and (one_vector or _TOKEN_NAME.search(leaf)):
+    in_weighted_layer = isinstance(module, _WEIGHTED_TYPES)
+    may_be_vector = not in_weighted_layer and leaf != "weight"
+    has_one_long_axis = sum(size > 1 for size in param.shape) <= 1
+    if may_be_vector and (has_one_long_axis or _TOKEN_NAME.search(leaf)):
         return VECTOR
-    if isinstance(module, _WEIGHTED_TYPES):
+    if in_weighted_layer:
         embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     else:
         embeds = _EMBEDDING_CLASS.search(type(module).__name__) is not None

@@ -144,6 +144,7 @@ def _number_blocks(node: Node) -> Stack:
             stack.depth += 1
         if block_list is stage:
             continue
+        # Other modules of the stage: by default the last block, before the list the first one.
         stack.blocks[stage.path] = stack.depth - 1
         for child in stage.children.values():
             if child is block_list:
@@ -252,6 +253,7 @@ def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
         if len(elements) != element_count or stack.blocks.keys() & set(elements.values()):
             continue
         for number, element in elements.items():
+            # Element i belongs to element i of the stack, a block or a stage of several.
             stage = f"{stack.path}.{number}"
             blocks = [block for path, block in stack.blocks.items() if is_inside(path, stage)]
             if blocks and is_before:
