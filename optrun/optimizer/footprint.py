@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from optrun.base.options import State
 from optrun.optimizer.round_trip import preserved_random_states
@@ -111,25 +111,16 @@ def _copy_over(
 def _sum_nbytes(
     state: State, param: Tensor, nbytes: Callable[[Tensor, Tensor], int | None]
 ) -> int | None:
-    """Sum `nbytes(tensor, param)` over the tensors of a state; None if one of them is None."""
+    """Sum `nbytes(tensor, param)` over the tensors in a nested state; None if one is None."""
     total = 0
-    for tensor in _tensors_in(state):
-        count = nbytes(tensor, param)
+    for leaf in tree_leaves(state):
+        if not isinstance(leaf, Tensor):
+            continue
+        count = nbytes(leaf, param)
         if count is None:
             return None
         total += count
     return total
-
-
-def _tensors_in(value: object) -> list[Tensor]:
-    """Collect the tensors in nested dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return _tensors_in(list(value.values()))
-    if isinstance(value, list | tuple):
-        return list(chain.from_iterable(map(_tensors_in, value)))
-    return []
 
 
 def _nbytes(value: Tensor, _param: Tensor) -> int:
