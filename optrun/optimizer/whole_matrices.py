@@ -7,7 +7,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -66,10 +66,11 @@ def on_whole(
             matrix = _ShardedMatrix(index, shard, param.shape, axis)
             by_mesh_dim.setdefault((mesh, sharded_dims[0]), []).append(matrix)
         else:
-            full = DTensor.from_local(
+            sharded = DTensor.from_local(
                 shard, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
-            ).full_tensor()
-            result = distribute_tensor(function(index, full), mesh, placements, src_data_rank=None)
+            )
+            full_result = function(index, sharded.full_tensor())
+            result = distribute_tensor(full_result, mesh, placements, src_data_rank=None)
             results[index] = result.to_local()
     for (mesh, dim), matrices in by_mesh_dim.items():
         shards = _apply_on_owners(function, matrices, mesh, dim)
@@ -133,9 +134,13 @@ def _apply_on_owners(
     owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
     owned_here = owned[rank_here]
     order = list(chain.from_iterable(owned))
-    numels_here = [shapes[i][rank_here].numel() for i in order]
-    send_numels = [sum(shapes[i][rank_here].numel() for i in of_owner) for of_owner in owned]
-    receive_numels = [sum(shapes[i][rank].numel() for i in owned_here) for rank in range(ranks)]
+
+    def count_elements(indices: Iterable[int], rank: int) -> list[int]:
+        """Count the elements that a rank has of some matrices."""
+        return [shapes[i][rank].numel() for i in indices]
+
+    send_numels = [sum(count_elements(of_owner, rank_here)) for of_owner in owned]
+    receive_numels = [sum(count_elements(owned_here, rank)) for rank in range(ranks)]
 
     # 1. Send the shards of this rank to the owners.
     send = torch.cat([matrices[i].shard.reshape(-1) for i in order])
@@ -143,7 +148,7 @@ def _apply_on_owners(
     dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
     shards_of_ranks = []
     for rank, values in enumerate(received.split(receive_numels)):
-        shards_of_ranks.append(values.split([shapes[i][rank].numel() for i in owned_here]))
+        shards_of_ranks.append(values.split(count_elements(owned_here, rank)))
 
     # 2. Apply the function to the full matrices that this rank owns.
     results_for_ranks: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -160,7 +165,8 @@ def _apply_on_owners(
     returned = send_back.new_empty(sum(send_numels))
     dist.all_to_all_single(returned, send_back, send_numels, receive_numels, group=group)
     results: dict[int, Tensor] = {}
-    for i, values in zip(order, returned.split(numels_here), strict=True):
+    returned_shards = returned.split(count_elements(order, rank_here))
+    for i, values in zip(order, returned_shards, strict=True):
         results[i] = values.view(shapes[i][rank_here])
     return [results[i] for i in range(len(matrices))]
 
