@@ -5,7 +5,7 @@ Torch's has no L1.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -115,7 +115,7 @@ class Adamax(BatchOptimizer):
 
     OPTIONS = AdamaxConfig
     FORMULA = Formula(_single_tensor_adamax, _multi_tensor_adamax, "adamax")
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
+    STATE = ("exp_avg", "exp_inf")
 
     def __init__(
         self,

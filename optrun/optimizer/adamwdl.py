@@ -91,7 +91,7 @@ class AdamWDL(BatchOptimizer):
         "apply_decay_param_fun": _function,
         "set_param_lr_fun": _function,
     }
-    APART: ClassVar[frozenset[str]] = frozenset(
+    APART = frozenset(
         {
             "apply_decay_param_fun",
             "layerwise_decay",
@@ -102,7 +102,7 @@ class AdamWDL(BatchOptimizer):
         }
     )
     FORMULA = ADAM
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    STATE = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

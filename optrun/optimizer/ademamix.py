@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 
@@ -148,7 +147,7 @@ class AdEMAMix(BatchOptimizer):
 
     OPTIONS = AdEMAMixConfig
     FORMULA = Formula(_single_tensor_ademamix, _multi_tensor_ademamix, "ademamix")
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
+    STATE = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
     def __init__(
         self,

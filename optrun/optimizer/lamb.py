@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -199,10 +199,10 @@ class Lamb(BatchOptimizer):
 
     OPTIONS = LambConfig
     FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", norms=True)
-    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    OPTIMIZER_WIDE = frozenset({"unmatched_patterns"})
     RULES = ("exclude_from_weight_decay", "exclude_from_layer_adaptation")
     NEEDS_FULL_TENSORS = True
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    STATE = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -79,10 +79,10 @@ class LazyAdam(BatchOptimizer):
     """
 
     OPTIONS = LazyAdamConfig
-    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    OPTIMIZER_WIDE = frozenset({"unmatched_patterns"})
     RULES = ("exclude_from_weight_decay", "grad_centralization")
     FORMULA = ADAM
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    STATE = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

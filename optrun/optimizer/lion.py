@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from optrun.config.schema.optimizer import LionConfig
@@ -78,7 +76,7 @@ class Lion(BatchOptimizer):
 
     OPTIONS = LionConfig
     FORMULA = Formula(_single_tensor_lion, _multi_tensor_lion, "lion")
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    STATE = ("exp_avg",)
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -133,7 +132,7 @@ class Mars(BatchOptimizer):
 
     OPTIONS = MarsConfig
     FORMULA = Formula(_single_tensor_mars, _multi_tensor_mars, "mars", norms=True)
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
+    STATE = ("exp_avg", "exp_avg_sq", "last_grad")
     NEEDS_FULL_TENSORS = True
 
     def __init__(

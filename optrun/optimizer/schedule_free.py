@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,9 +115,9 @@ class ScheduleFreeAdamW(BatchOptimizer):
 
     OPTIONS = ScheduleFreeConfig
     FORMULA = Formula(_single_tensor_schedule_free, _multi_tensor_schedule_free, "schedule_free")
-    MOMENTS: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq")
-    COUNTERS: ClassVar[tuple[str, ...]] = ("step", "weight_sum", "lr_max", "beta1")
-    STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
+    MOMENTS = ("z", "exp_avg_sq")
+    COUNTERS = ("step", "weight_sum", "lr_max", "beta1")
+    STATE = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
 
     def __init__(
         self,

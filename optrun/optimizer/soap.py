@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -194,9 +192,9 @@ class Soap(BatchOptimizer):
 
     OPTIONS = SoapConfig
     FORMULA = Formula(_single_tensor_soap)
-    MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
-    TAKES_SHARDS: ClassVar[bool] = False
+    MOMENTS = ("exp_avg", "exp_avg_sq")
+    STATE = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
+    TAKES_SHARDS = False
     NEEDS_FULL_TENSORS = True
 
     def __init__(

@@ -136,7 +136,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     Not if the caller sets `foreach` or `fused`.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    STATE = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
     """
 
     OPTIONS = AdamWConfig
-    OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
+    OPTIMIZER_WIDE = frozenset({"weight_decay_mode"})
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
 
     OPTIONS = AdafactorConfig
 
-    TAKES_SHARDS: ClassVar[bool] = False
+    TAKES_SHARDS = False
     NEEDS_FULL_TENSORS = True
 
     def __init__(
@@ -398,7 +398,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         "eps": positive,
         "adjust_lr_fn": optional(one_of("original", "match_rms_adamw")),
     }
-    STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    STATE = ("momentum_buffer",)
     NEEDS_FULL_TENSORS = True
 
     def __init__(
