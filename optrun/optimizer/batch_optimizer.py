@@ -288,22 +288,24 @@ class BatchOptimizer(NamedOptimizer):
         Returns:
             `rows` and `row_of` of a `Batch`: the rows, and the index of the row of each tensor.
         """
-        # 1. Number the rows. A map in C: this runs over all tensors at every step.
+        # 1. Number the rows: one for each kind with equal counters, described by a tuple
+        #    (kind, *counters). A map in C: this runs over all tensors at every step.
         counters = [list(map(operator.itemgetter(key), states)) for key in self.COUNTERS]
         if all(values.count(values[0]) == len(values) for values in counters):
+            # Usually all tensors have equal counters, so a row is a kind.
             row_of = planned.kind_of
             first = [values[0] for values in counters]
-            keys = [(kind, *first) for kind in range(len(planned.kinds))]
+            row_keys = [(kind, *first) for kind in range(len(planned.kinds))]
         else:
             key_of = list(zip(planned.kind_of, *counters, strict=True))
             row_of_key = {key: row for row, key in enumerate(dict.fromkeys(key_of))}
             row_of = [row_of_key[key] for key in key_of]
-            keys = list(row_of_key)
+            row_keys = list(row_of_key)
         # 2. Count the step in each row, and compute its scalars.
         kinds = list(planned.kinds)
         rows = []
         new_counters = []
-        for kind, *values in keys:
+        for kind, *values in row_keys:
             index, traits = kinds[kind]
             group = self.param_groups[index]
             row = dict(zip(self.COUNTERS, values, strict=True))

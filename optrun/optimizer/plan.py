@@ -75,7 +75,7 @@ class Memory:
         for tensors, seen, addresses in zip(
             states, self._states, self._state_addresses, strict=True
         ):
-            before = [reference() for reference in seen]
+            before = [reference() for reference in seen]  # None for a tensor that is gone
             if not are_same_objects(tensors, before) or _addresses(tensors) != addresses:
                 return False
         return True

@@ -137,6 +137,7 @@ def one_group_per_kind(groups: Sequence[Group]) -> list[Group]:
     selected: dict[object, Group] = {}
     for group in groups:
         pair_by_dims: dict[int, tuple[str, Tensor]] = {}
+        # Reversed, so that the first parameter of each number of dimensions is the one to stay.
         for name, param in reversed(list(group["params"])):
             pair_by_dims[param.dim()] = (name, param)
         kind = (

@@ -10,6 +10,7 @@ it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -166,7 +167,7 @@ def transfer_groups(
         build_optimizer(config, groups, lr=lr), choice_of(config)
     )
     scaled: list[ParamGroup] = []
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for group in groups:
         # Parameters with one description have equal factors, and stay one group.
         by_description: dict[str, ParamGroup] = {}
@@ -188,7 +189,7 @@ def transfer_groups(
                 scaled_group["rule"] = reason.removeprefix("; ")
                 by_description[description] = scaled_group
             by_description[description]["params"].append((name, param))
-            counts[description] = counts.get(description, 0) + 1
+            counts[description] += 1
         scaled += by_description.values()
     if notes is not None:
         for description, count in counts.items():
@@ -253,8 +254,9 @@ def _scaled_group(group: Group, options: Options, factors: _Factors) -> ParamGro
 def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
     """Map each parameter name to the muP rule of its optimizer and the options of its group.
 
-    The options get an entry `adapted`: whether a trust ratio scales the parameter's update. That
-    holds for all parameters of an optimizer with LAMB's rule that does not tell by itself.
+    The options get an entry `adapted`: whether a trust ratio scales the parameter's update. The
+    optimizer's method `adapted` decides. For an optimizer without that method, such as a plugin's,
+    it is true under LAMB's rule and false under any other.
 
     Args:
         optimizer: Built over the groups of the run.

@@ -58,14 +58,15 @@ def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
     grads = [grad for grad in map(_GRADIENT, params) if grad is not None]
     if not grads:
         return None
+    # The usual case, checked by maps in C: no DTensor, no sparse gradient.
     are_plain = set(map(type, grads)) == {Tensor} and set(map(_LAYOUT, grads)) == {torch.strided}
     if are_plain:
         return Gradients(grads)
     shards: dict[ShardKey, list[int]] = {}
     sparse = False
     with_gradient = (param for param in params if param.grad is not None)
-    for at, param in enumerate(with_gradient):
-        grad = grads[at]
+    for position, param in enumerate(with_gradient):
+        grad = grads[position]
         if isinstance(grad, DTensor):
             grad = param.grad = _sum_partials(grad)
             sharded_dims = tuple(
@@ -73,13 +74,13 @@ def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
                 for dim, placement in enumerate(grad.placements)
                 if not isinstance(placement, Replicate)
             )
-            if sharded_dims:
-                shards.setdefault((grad.device_mesh, sharded_dims), []).append(at)
-            grads[at] = grad.to_local()
+            if sharded_dims:  # the norm needs a sum over these dimensions of the mesh
+                shards.setdefault((grad.device_mesh, sharded_dims), []).append(position)
+            grads[position] = grad.to_local()
         elif grad.is_sparse:
             sparse = True
             grad = param.grad = grad.coalesce()
-            grads[at] = grad._values()
+            grads[position] = grad._values()
     return Gradients(grads, shards, sparse)
 
 

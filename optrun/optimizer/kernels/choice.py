@@ -105,9 +105,10 @@ class Formula:
             table_of = library.Table if kernel == "compiled" else launch.Table
             table = table_of(self.name, batch.lists)
             batch.tables[kernel] = table
-        row = ROWS[self.name]
-        rows = [row(batch.options, numbers) for numbers in batch.rows]
+        convert = ROWS[self.name]
+        rows = [convert(batch.options, scalars) for scalars in batch.rows]
         addresses = batch.grad_addresses or [grad.data_ptr() for grad in batch.grads]
+        # Only Triton's kernels take the flag.
         flag = {} if batch.found_inf is None else {"found_inf": batch.found_inf}
         ratios: Tensor | None = table.step(addresses, rows, batch.row_of, **flag)
         return ratios

@@ -46,7 +46,7 @@ Row = dict[str, float]
 
 
 def adam_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `adam_update._single_tensor_adam`."""
+    """Compute the scalars for the kernels of `adam_update._single_tensor_adam`."""
     beta1, beta2 = options["betas"]
     scale = scalars["lr"] / bias_correction(beta1, scalars["step"])
     root = math.sqrt(bias_correction(beta2, scalars["step"]))
@@ -66,7 +66,7 @@ def adam_row(options: Options, scalars: Scalars) -> Row:
 
 
 def adamax_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `adamax._single_tensor_adamax`."""
+    """Compute the scalars for the kernels of `adamax._single_tensor_adamax`."""
     beta1, beta2 = options["betas"]
     return {
         **SCALARS,
@@ -81,7 +81,7 @@ def adamax_row(options: Options, scalars: Scalars) -> Row:
 
 
 def lamb_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `lamb._single_tensor_lamb`."""
+    """Compute the scalars for the kernels of `lamb._single_tensor_lamb`."""
     beta1, beta2 = options["betas"]
     correction1, correction2, lr_factor = corrections(options, scalars["step"])
     return {
@@ -105,7 +105,7 @@ def lamb_row(options: Options, scalars: Scalars) -> Row:
 
 
 def lion_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `lion._single_tensor_lion`."""
+    """Compute the scalars for the kernels of `lion._single_tensor_lion`."""
     beta1, beta2 = options["betas"]
     return {
         **SCALARS,
@@ -117,7 +117,7 @@ def lion_row(options: Options, scalars: Scalars) -> Row:
 
 
 def schedule_free_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `_single_tensor_schedule_free`."""
+    """Compute the scalars for the kernels of `_single_tensor_schedule_free`."""
     _, beta2 = options["betas"]
     return {
         **SCALARS,
@@ -132,7 +132,7 @@ def schedule_free_row(options: Options, scalars: Scalars) -> Row:
 
 
 def ademamix_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `ademamix._single_tensor_ademamix`."""
+    """Compute the scalars for the kernels of `ademamix._single_tensor_ademamix`."""
     beta1, beta2, _ = options["betas"]
     return {
         **SCALARS,
@@ -149,7 +149,7 @@ def ademamix_row(options: Options, scalars: Scalars) -> Row:
 
 
 def mars_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars that kernels read in a step of `mars._single_tensor_mars`."""
+    """Compute the scalars for the kernels of `mars._single_tensor_mars`."""
     if not scalars["corrected"]:
         return adam_row({**options, "betas": options["betas_1d"]}, scalars)
     clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
