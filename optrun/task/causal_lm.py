@@ -85,16 +85,21 @@ class CausalLm(LanguageModel):
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
-        sampled = range(0, len(rows), max(1, len(rows) // _SAMPLED_BLOCKS))
-        if self.config.document_masking and not any(
-            self.document_end_id in rows[index]["input_ids"] for index in sampled
-        ):
-            self.notes.append(
-                f"warning: {split.key}: task.document_masking finds no documents to keep apart:"
-                f" none of {len(sampled):,} blocks holds the id {self.document_end_id}, the"
-                " tokenizer's end of a document"
-            )
+        if self.config.document_masking:
+            self._warn_without_documents(rows, split.key)
         return limited(rows, limit, seed=seed)
+
+    def _warn_without_documents(self, blocks: TokenBlocks, key: str) -> None:
+        """Warn if about 1,000 blocks, spread over all, have no end of a document."""
+        sampled = range(0, len(blocks), max(1, len(blocks) // _SAMPLED_BLOCKS))
+        for index in sampled:
+            if self.document_end_id in blocks[index]["input_ids"]:
+                return
+        self.notes.append(
+            f"warning: {key}: task.document_masking finds no documents to keep apart:"
+            f" none of {len(sampled):,} blocks holds the id {self.document_end_id}, the"
+            " tokenizer's end of a document"
+        )
 
     def collate(self, examples: list[Example]) -> Batch:
         """Pad examples to `input_ids` and `labels`, shape (batch, longest).

@@ -30,8 +30,8 @@ from optrun.task.tokens import largest_id_plus_one
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Sides = TypeVar("Sides", bound=tuple[Chat | Plain, ...])
-"""A row: one conversation, or both of a pair."""
+Chats = TypeVar("Chats", bound=tuple[Chat | Plain, ...])
+"""A row: one chat or plain text, or the chosen and the rejected one of a pair."""
 _READ_KEYS = ("role", "content", "instruction", "input")
 """Keys of turns that are not checked: every template reads them, or `content` repeats them."""
 _LEARNT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
@@ -75,7 +75,7 @@ class ChatTask(Task):
             return ROLES
         return self.template.roles
 
-    def check_rows(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
+    def check_rows(self, split: Split, rows: Iterable[Chats]) -> Iterator[Chats]:
         """Yield rows unchanged, after a check of each: its kind, its roles, the keys of its turns.
 
         Raises:
@@ -91,9 +91,9 @@ class ChatTask(Task):
                     f"{split.where(number)} has {row_kind(row[0])}, row {split.number(0)}"
                     f" {row_kind(first)}. Write all rows alike."
                 )
-            for side in row:
-                if isinstance(side, Chat) and self.template is not None:
-                    self.check_roles_and_keys(split, side, self.template)
+            for chat in row:
+                if isinstance(chat, Chat) and self.template is not None:
+                    self.check_roles_and_keys(split, chat, self.template)
             yield row
 
     def encode_rows(
@@ -264,20 +264,20 @@ class ChatTask(Task):
 
     def drop_rows_without_target(
         self,
-        sides: Sequence[Examples],
+        encoded: Sequence[Examples],
         split: Split,
         rows_of: Callable[[], Sequence[int]] | None = None,
     ) -> list[Examples | Selected]:
         """Refuse untruncated examples without a target; refuse or drop truncated ones.
 
         Args:
-            sides: Encoded examples: one side, or for pairs the chosen and the rejected answers. A
-                pair needs a target on both sides.
+            encoded: The examples; for pairs those of the chosen and those of the rejected answers.
+                A pair needs a target in both.
             split: The rows.
             rows_of: Lists the row of each example, for messages; None: one example for each row.
 
         Returns:
-            The sides, without the examples that were dropped; a note says how many.
+            `encoded`, without the examples that were dropped; a note says how many.
 
         Raises:
             ConfigError: An untruncated example has no target; a truncated one has none and
@@ -288,25 +288,23 @@ class ChatTask(Task):
             row = example if rows_of is None else rows_of()[example]
             return f"row {split.number(row)}"
 
-        count = len(sides[0])
+        count = len(encoded[0])
+        without_target = [_rows_without_targets(examples) for examples in encoded]
         # 1. An example that was not truncated would have no target with any max_length.
-        without_target = []
         full_lengths = []
-        for side in sides:
-            examples = _rows_without_targets(side)
-            without_target.append(examples)
-            assert side.lost is not None
-            full_lengths.append(side.lengths + side.lost)
-            uncut = examples[side.lost[examples] == 0]
+        for examples, empty in zip(encoded, without_target, strict=True):
+            assert examples.lost is not None
+            full_lengths.append(examples.lengths + examples.lost)
+            uncut = empty[examples.lost[empty] == 0]
             if len(uncut):
-                reason = reason_for_no_target(int(side.lengths[uncut[0]]))
+                reason = reason_for_no_target(int(examples.lengths[uncut[0]]))
                 raise ConfigError(
                     f"{split.key}: {row_of(int(uncut[0]))} has no token to learn:"
                     f" {reason}.{_similar_rows_sentence(len(uncut), count)} Leave such rows out."
                 )
         empty = np.unique(np.concatenate(without_target))
         if not len(empty):
-            return list(sides)
+            return list(encoded)
         # 2. Truncation left the others without a target.
         if self.config.overlong_rows is OverlongRows.refuse:
             first = int(empty[0])
@@ -320,7 +318,8 @@ class ChatTask(Task):
             f" data.max_length={self.max_length} cuts off all that carries loss"
             " (task.overlong_rows=drop)"
         )
-        return [Selected(side, np.delete(np.arange(count), empty)) for side in sides]
+        remaining = np.delete(np.arange(count), empty)
+        return [Selected(examples, remaining) for examples in encoded]
 
     def overlong_row_error(self, row: str, tokens: int, more: str = "") -> ConfigError:
         """Build the error for a row without a target after truncation.
@@ -349,10 +348,12 @@ def _rows_without_targets(examples: Examples) -> np.ndarray:
 
     The first token is never predicted, since no token is before it.
     """
-    marks = examples.flat(TARGETS)
+    targets = examples.flat(TARGETS)
     offsets = examples.offsets
     key = digest_if_known("no-targets-1", examples.origin)
-    arrays = cached_arrays("no-targets", key, lambda: {"rows": rows_without_marks(marks, offsets)})
+    arrays = cached_arrays(
+        "no-targets", key, lambda: {"rows": rows_without_marks(targets, offsets)}
+    )
     return arrays["rows"]
 
 
@@ -389,13 +390,12 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """
     is_target = example[TARGETS] != 0
     is_target[0] = False
-    borders = np.flatnonzero(np.diff(is_target)) + 1  # where targets begin or end
+    changes = np.flatnonzero(np.diff(is_target)) + 1  # where targets begin or end
+    runs = np.split(example["input_ids"], changes)  # all tokens of a run are targets, or none is
     texts = []
-    for ids, marks in zip(
-        np.split(example["input_ids"], borders), np.split(is_target, borders), strict=True
-    ):
+    for ids, begin in zip(runs, [0, *changes], strict=True):
         text = tokenizer.decode(ids.tolist())
-        texts.append(f"«{text}»" if marks[0] else text)
+        texts.append(f"«{text}»" if is_target[begin] else text)
     joined = "".join(texts)
     if len(joined) <= _MAX_SHOWN:
         return joined

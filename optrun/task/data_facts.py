@@ -150,8 +150,9 @@ def _split_facts(
 ) -> SplitFacts:
     """Collect the facts of one split.
 
-    Examples may lack hashes, lengths or ids, as those of streams and images do: what depends on
-    them is None then, or left out.
+    Streams and images are not read for facts: their examples lack some of the attributes `hashes`
+    (one for each text), `lengths` (tokens of each example) and `input_ids`. Facts that need a
+    missing one are None or left out.
 
     Args:
         task: The task.
@@ -166,13 +167,16 @@ def _split_facts(
     # Packed blocks of whole documents have these as `documents`.
     documents = getattr(examples, "documents", examples)
     ids = _flat_array(documents, "input_ids")
+    unknown_share = None
+    if ids is not None:
+        unknown_share = _cached_unknown_share(examples, ids, tokenizer)
     return SplitFacts(
         key=key,
         examples=len(examples),
-        texts=len(examples) if hashes is None else len(hashes),
+        texts=len(examples if hashes is None else hashes),
         tokens=None if lengths is None else int(lengths.sum()),
         cuts=list(_yield_cuts(task, documents)),
-        unknown_share=None if ids is None else _cached_unknown_share(examples, ids, tokenizer),
+        unknown_share=unknown_share,
         labels=_label_counts(task, examples),
         texts_in_train=_count_in_both(examples, trained),
     )
@@ -202,9 +206,10 @@ def _count_members(hashes: np.ndarray, others: np.ndarray) -> int:
 
 
 def _flat_array(examples: object, name: str) -> np.ndarray | None:
-    """Return an array, such as `input_ids`, of all examples joined; for pairs of the first side.
+    """Return an array, such as `input_ids`, of all examples joined, one after another.
 
-    Examples that a selection left out are included. None if the examples have no such array.
+    For pairs that of the chosen answers, and for texts with targets that of the texts. Examples
+    that a selection left out are included. None if the examples have no such array.
     """
     while isinstance(examples, Selected):
         examples = examples.examples
@@ -219,15 +224,15 @@ def _flat_array(examples: object, name: str) -> np.ndarray | None:
 def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
     """Yield facts of truncation, one for each limit with truncated examples.
 
-    The first limit of `task.limits` is that of the examples; with pairs it is that of their first
-    side, and the second limit that of their second side.
+    `task.limits` has a limit for the examples; for pairs one for the chosen and one for the
+    rejected answers, for texts with targets one for each.
     """
-    sides = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
-    for side, limit in zip(sides, task.limits, strict=False):
-        lost = getattr(side, "lost", None)
+    parts = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
+    for part, limit in zip(parts, task.limits, strict=False):
+        lost = getattr(part, "lost", None)
         if lost is None or not lost.any():
             continue
-        full_lengths = side.lengths + lost
+        full_lengths = part.lengths + lost
         yield CutFacts(
             limit,
             rows=int((lost > 0).sum()),
@@ -274,12 +279,7 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
     The counts of labelled tokens are cached.
     """
     classes = task.labels
-    # Where the labels are: an attribute, one number for each example, or one for each token.
-    values = getattr(examples, "labels", None)
-    if isinstance(examples, Examples) and task.unit == "examples":
-        values = examples.scalars.get("labels")
-    elif classes and values is None:
-        values = _flat_array(examples, "labels")
+    values = _labels_of(task, examples)
     if values is None or not len(values) or not classes:
         return {}
     if values.ndim == 2:  # sets of labels: 0 or 1 for each class
@@ -290,6 +290,14 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
         key = digest_if_known("labels-1", getattr(examples, "origin", None), str(len(classes)))
         counts = cached_result(key, lambda: _count_labels(values, len(classes)))
     return dict(zip(classes, counts, strict=True))
+
+
+def _labels_of(task: Task, examples: object) -> np.ndarray | None:
+    """Return the labels: one number or set for each example, or one number for each token."""
+    if isinstance(examples, Examples) and task.unit == "examples":
+        return examples.scalars.get("labels")
+    labels: np.ndarray | None = getattr(examples, "labels", None)  # of streams and images
+    return _flat_array(examples, "labels") if labels is None else labels
 
 
 def _count_labels(labels: np.ndarray, classes: int) -> list[int]:

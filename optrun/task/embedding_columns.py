@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import permutations
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
@@ -146,28 +147,21 @@ def pair_columns(
     Raises:
         ConfigError: A configured column is missing; no pair fits, or several do.
     """
-    first, second = (named_column(columns, key, split) for key in KEYS)
+    configured = [named_column(columns, key, split) for key in KEYS]
+    first, second = configured
     if first is not None and second is not None:
         return first, second
     names = split.rows.column_names
     usual_pairs = [pair for pair in USUAL_PAIRS if pair[0] in names and pair[1] in names]
+    candidates = _agreeing_pairs(usual_pairs, first, second)
     texts = [name for name in string_columns(split) if name not in taken]
-    only_pairs = []
-    if len(texts) == 2:
-        only_pairs.append((texts[0], texts[1]))
-        if first is not None or second is not None:  # it says which of them is the first
-            only_pairs.append((texts[1], texts[0]))
-
-    def fitting(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Select the pairs that agree with a configured column."""
-        return [pair for pair in pairs if first in (None, pair[0]) and second in (None, pair[1])]
-
-    candidates = fitting(usual_pairs) or fitting(only_pairs)
+    if not candidates and len(texts) == 2:
+        # In the order of the columns, unless the configured one is the second of them.
+        both_orders = list(permutations(texts, 2))
+        candidates = _agreeing_pairs(both_orders, first, second)[:1]
     if len(candidates) == 1:
         return candidates[0]
-    missing = [
-        f"data.{key}" for key, name in zip(KEYS, (first, second), strict=True) if name is None
-    ]
+    missing = [f"data.{key}" for key, name in zip(KEYS, configured, strict=True) if name is None]
     verb = "is" if len(missing) == 1 else "are"
     problem = "no two columns with usual names of a pair"
     if candidates:
@@ -176,6 +170,13 @@ def pair_columns(
         f"{' and '.join(missing)} {verb} needed: {split.key} has {problem}, such as anchor and"
         f" positive. {columns_in_words(split.rows)}"
     )
+
+
+def _agreeing_pairs(
+    pairs: Sequence[tuple[str, str]], first: str | None, second: str | None
+) -> list[tuple[str, str]]:
+    """Select the pairs with the configured first and second column; None: any column."""
+    return [pair for pair in pairs if first in (None, pair[0]) and second in (None, pair[1])]
 
 
 def string_columns(split: Split) -> list[str]:

@@ -81,7 +81,7 @@ def count_entities(
 ) -> Counter[tuple[str, int]]:
     """Count right, predicted and actual entities of each type.
 
-    An entity is right if its type and both borders are.
+    An entity is right if its type, first and last word are.
 
     Args:
         texts: Predicted and actual labels of each text, one label for each word.
@@ -97,6 +97,7 @@ def count_entities(
     for predicted_labels, actual_labels in texts:
         predicted = set(entities(predicted_labels))
         actual = set(entities(actual_labels))
-        for index, group in enumerate((predicted & actual, predicted, actual)):
-            counts.update((entity_type, index) for entity_type, _, _ in group)
+        for index, spans in enumerate((predicted & actual, predicted, actual)):
+            for entity_type, _, _ in spans:
+                counts[entity_type, index] += 1
     return counts

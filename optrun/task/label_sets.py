@@ -100,8 +100,8 @@ def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
         ConfigError: All lists have the same length of two or more, and hold only 0 and 1, only
             false and true, or another of `_INDICATORS`.
     """
-    assert lists.borders is not None
-    lengths = set(np.diff(lists.borders).tolist())
+    assert lists.offsets is not None
+    lengths = set(np.diff(lists.offsets).tolist())
     values = {name.strip().lower() for name in lists.names}
     is_indicator = any(values <= pair for pair in _INDICATORS)
     if is_indicator and len(lengths) == 1 and min(lengths) > 1:
@@ -117,11 +117,11 @@ def _indicators_of_lists(
     split: Split, lists: ColumnLabels, class_numbers: ClassNumbers
 ) -> np.ndarray:
     """Return 1 for each label of each row, else 0; shape (rows, labels), float32."""
-    borders = lists.borders
-    assert borders is not None
-    indicators = np.zeros((len(borders) - 1, len(class_numbers.names)), dtype=np.float32)
+    offsets = lists.offsets
+    assert offsets is not None
+    indicators = np.zeros((len(offsets) - 1, len(class_numbers.names)), dtype=np.float32)
     # Row and class number of each label, over all rows one after another.
-    rows = np.repeat(np.arange(len(indicators)), np.diff(borders))
+    rows = np.repeat(np.arange(len(indicators)), np.diff(offsets))
     columns = class_numbers.numbers_of_names(split, lists)[lists.indices]
     indicators[rows, columns] = 1
     return indicators

@@ -128,7 +128,7 @@ class ColumnLabels(NamedTuple):
     """The distinct labels in the order in which they first appear."""
     indices: np.ndarray
     """The index in `names` of each label, the rows joined; int32."""
-    borders: np.ndarray | None = None
+    offsets: np.ndarray | None = None
     """Where each row begins in `indices`, shape (rows + 1,), int64; None: a row has one label."""
 
     def count_of(self, label: str) -> int:
@@ -138,9 +138,9 @@ class ColumnLabels(NamedTuple):
     def first_row_of(self, index: int) -> int:
         """Return the first row with the label of an index."""
         position = int(np.argmax(self.indices == index))
-        if self.borders is None:
+        if self.offsets is None:
             return position
-        return int(np.searchsorted(self.borders, position, side="right")) - 1
+        return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
 
 def row_labels(split: Split, name: str) -> ColumnLabels:
@@ -182,14 +182,14 @@ def row_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
     def read() -> dict[str, np.ndarray]:
         index_of: dict[str, int] = {}
         joined = array("i")  # the indices of all rows, one row after another
-        borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
+        offsets = np.zeros(len(split.rows) + 1, dtype=np.int64)
         for row, row_indices in enumerate(_label_indices(split, name, index_of, expected)):
             joined.extend(row_indices)
-            borders[row + 1] = len(joined)
+            offsets[row + 1] = len(joined)
         indices = np.array(joined, dtype=np.int32)
         if not declared_names(split.rows.features[name]):
             _refuse_unlabelled(split, name, ColumnLabels(list(index_of), indices))
-        return {"names": texts_to_array(index_of), "indices": indices, "borders": borders}
+        return {"names": texts_to_array(index_of), "indices": indices, "borders": offsets}
 
     arrays = _cache_labels(split, "label-lists-3", name, read)
     return ColumnLabels(array_to_texts(arrays["names"]), arrays["indices"], arrays["borders"])

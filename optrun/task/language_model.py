@@ -79,7 +79,7 @@ class LanguageModel(Task):
         examples: Examples | Selected = encoded
         if packing and len(encoded):
             examples = packed(encoded, self.max_length, keep_rest=split is not source.train)
-        else:
+        elif not packing:
             # A token, and the end of the document or the special tokens around a text.
             least = 2
             if self.document_end_id is None:
@@ -112,12 +112,13 @@ class LanguageModel(Task):
             after = [end_id]
         begin_token = added_begin_token(tokenizer)
         end_token = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
-        # Either the tokenizer adds the ids around a text, or `encode_texts` does.
+        # Either the tokenizer adds the ids around a text, or `encode_texts` adds start and end.
         adds_special = end_id is None
-        start, end = ([], []) if adds_special else (before, after)
+        start = [] if adds_special else before
+        end = [] if adds_special else after
 
-        def encode_texts(rows: list[str], cut: bool) -> dict[str, list[Any]]:
-            batch = [_without_ends(text, begin_token, end_token) for text in rows]
+        def encode_texts(texts: list[str], cut: bool) -> dict[str, list[Any]]:
+            batch = [_without_ends(text, begin_token, end_token) for text in texts]
             if longest is None:
                 ids = _whole_rows(batch, tokenizer, (before, after), adds_special=adds_special)
                 return {"input_ids": ids}
@@ -128,9 +129,13 @@ class LanguageModel(Task):
                 add_special_tokens=adds_special,
                 return_token_type_ids=False,
             )
-            with_start = (start + row for row in encoding["input_ids"])
-            # A row of `longest` tokens was cut, so that the text does not end there.
-            return {"input_ids": [row + end if len(row) < longest else row for row in with_start]}
+            rows = []
+            for ids in encoding["input_ids"]:
+                row = start + ids
+                if len(row) < longest:  # else the text was cut, and does not end there
+                    row += end
+                rows.append(row)
+            return {"input_ids": rows}
 
         key = digest(
             tokenizer_key(tokenizer),

@@ -118,7 +118,7 @@ class Preference(ChatTask):
             ConfigError: No columns of pairs, or chats without a template.
         """
         self.use_template(tokenizer)
-        self.limits = self.limits * 2  # both sides have the same limit
+        self.limits = self.limits * 2  # chosen and rejected answers have the same limit
         self.columns_of: dict[str, PairColumns] = {}
         has_chats = False
         for split in source.splits:
@@ -159,17 +159,19 @@ class Preference(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         columns = str(self.columns_of[part.key])
 
-        def encode_side(side: int) -> Examples:
+        def encode_answers(index: int) -> Examples:
+            """Encode the chosen answers (index 0) or the rejected ones (1)."""
+
             def rows() -> Iterator[Chat | Plain]:
-                return (pair[side] for pair in self.rows(part))
+                return (pair[index] for pair in self.rows(part))
 
-            return self.encode_rows(part, tokenizer, rows, "preference", columns, str(side))
+            return self.encode_rows(part, tokenizer, rows, "preference", columns, str(index))
 
-        sides = [encode_side(0), encode_side(1)]  # chosen, rejected
-        self._refuse_equal_answers(sides, part)
-        return Pairs(*self.drop_rows_without_target(sides, part))
+        answers = [encode_answers(0), encode_answers(1)]
+        self._refuse_equal_answers(answers, part)
+        return Pairs(*self.drop_rows_without_target(answers, part))
 
-    def _refuse_equal_answers(self, sides: Sequence[Examples], part: Split) -> None:
+    def _refuse_equal_answers(self, answers: Sequence[Examples], part: Split) -> None:
         """Refuse a split if the two answers of every pair have the same tokens.
 
         If only some have, a note says how many.
@@ -177,7 +179,7 @@ class Preference(ChatTask):
         Raises:
             ConfigError: All pairs have equal answers.
         """
-        chosen_hashes, rejected_hashes = (side.hashes for side in sides)
+        chosen_hashes, rejected_hashes = (examples.hashes for examples in answers)
         assert chosen_hashes is not None
         is_same = chosen_hashes == rejected_hashes
         count = len(is_same)

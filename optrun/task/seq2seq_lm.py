@@ -75,14 +75,14 @@ class Seq2SeqLm(Task):
         text_name, target_name = _columns(source, split)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
 
-        def encode_column(column: str, side: str, longest: int) -> Examples:
+        def encode_column(column: str, field: str, longest: int) -> Examples:
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
-                return {"input_ids": _token_ids(tokenizer, batch, longest if cut else None, side)}
+                return {"input_ids": _token_ids(tokenizer, batch, longest if cut else None, field)}
 
             examples = encode(
                 lambda: texts(part, column),
                 encoder,
-                rows_key(tokenizer, side, longest),
+                rows_key(tokenizer, field, longest),
                 longest=longest,
                 content=digest_if_known(part.content, "seq2seq", column),
             )
@@ -107,7 +107,7 @@ class Seq2SeqLm(Task):
 
 
 def _token_ids(
-    tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str
+    tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, field: str
 ) -> list[list[int]]:
     """Encode texts or targets; the two may get different special tokens.
 
@@ -115,9 +115,9 @@ def _token_ids(
         tokenizer: Of the model.
         batch: The texts.
         longest: Tokens after which a text is truncated; None: it is not.
-        side: `text` or `target`.
+        field: `text` or `target`.
     """
-    arguments: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
+    arguments: PlainDict = {"text_target": batch} if field == "target" else {"text": batch}
     ids: list[list[int]] = tokenizer(
         **arguments,
         truncation=longest is not None,

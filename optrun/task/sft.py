@@ -240,25 +240,25 @@ class Sft(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and self.sample_prompt is None:
             self.sample_prompt = self._prompt_to_sample(part, tokenizer)
-        settings = (
-            "sft",
-            str(self.columns_of[split.key]),
-            self._template_without_marks.key() if self._template_without_marks else "",
-        )
-        examples = self.encode_rows(
-            part, tokenizer, lambda: self._chats_of_examples(part), *settings
-        )
+        columns = str(self.columns_of[split.key])
+        template = self._template_without_marks
+        template_key = template.key() if template else ""
+
+        def rows() -> Iterator[Chat | Plain]:
+            return self._chats_of_examples(part)
+
+        examples = self.encode_rows(part, tokenizer, rows, "sft", columns, template_key)
         if len(examples) > len(part.rows):
             self.notes.append(
                 f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
                 " answer"
             )
-        (learnt,) = self.drop_rows_without_target(
-            [examples], part, lambda: [row.row or 0 for row in self._chats_of_examples(part)]
+        (with_target,) = self.drop_rows_without_target(
+            [examples], part, lambda: [row.row or 0 for row in rows()]
         )
         if self.config.packing:
-            return Packed(learnt, self.max_length)
-        return learnt
+            return Packed(with_target, self.max_length)
+        return with_target
 
     def _stream(
         self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase
@@ -277,21 +277,15 @@ class Sft(ChatTask):
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             chat = self._check_streamed(split, chat)
-            arrays = {
-                name: np.asarray(values[0], dtype=np.int64)
-                for name, values in encoder([chat], True).items()
-            }
-            if arrays[TARGETS][1:].any():  # the first token is never predicted
-                return arrays
-            tokens = len(encoder([chat], False)["input_ids"][0])
-            if tokens <= self.max_length:
-                raise ConfigError(
-                    f"it has no token to learn: {reason_for_no_target(tokens)}. Leave such rows"
-                    " out."
-                )
-            if self.config.overlong_rows is OverlongRows.refuse:
-                raise self.overlong_row_error("it", tokens)
-            return arrays | {LEFT_OUT: np.ones(1, dtype=np.int64)}
+            example = {}
+            for name, values in encoder([chat], True).items():
+                example[name] = np.asarray(values[0], dtype=np.int64)
+            has_target = example[TARGETS][1:].any()  # the first token is never predicted
+            if not has_target:
+                full_row = encoder([chat], False)["input_ids"][0]
+                self._refuse_without_target(len(full_row))
+                example[LEFT_OUT] = np.ones(1, dtype=np.int64)
+            return example
 
         examples = StreamedRows(rows.select_columns(columns.all), encode_row, encoder.key())
         if self.config.overlong_rows is OverlongRows.drop:
@@ -313,6 +307,22 @@ class Sft(ChatTask):
         assert self.template is not None
         self.check_roles_and_keys(split, row, self.template)
         return self._keep_single_answer(row, self.template)
+
+    def _refuse_without_target(self, tokens: int) -> None:
+        """Refuse a streamed row without a target, unless truncated rows may be dropped.
+
+        Args:
+            tokens: Length of the row before truncation.
+
+        Raises:
+            ConfigError: The row was not truncated, or `task.overlong_rows=refuse`.
+        """
+        if tokens <= self.max_length:
+            raise ConfigError(
+                f"it has no token to learn: {reason_for_no_target(tokens)}. Leave such rows out."
+            )
+        if self.config.overlong_rows is OverlongRows.refuse:
+            raise self.overlong_row_error("it", tokens)
 
     def _note_left_out(self, split: Split, examples: StreamedRows) -> None:
         """Note how many of the first 100 rows have no target and are left out of their batches.

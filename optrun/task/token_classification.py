@@ -121,39 +121,32 @@ class TokenClassification(Task):
         label_column = _labels_column(source, split)
         column = words_column(source, split, label_column)
         lists = self.label_lists[split]
-        assert lists.borders is not None
-        borders = lists.borders
-        words_of_row = np.diff(borders)
-        _expect_labels_for_words(split, column, label_column, words_of_row)
-        # 1. Choose rows, among those with a word.
-        rows_with_words = np.flatnonzero(words_of_row)
-        without_words = len(words_of_row) - len(rows_with_words)
-        if without_words:
-            self.notes.append(f"{split.key}: {without_words} rows without a word left out")
-        if without_words and not len(rows_with_words):
-            raise ConfigError(f"{split.key}: no row has a word.")
-        indices = chosen(len(rows_with_words), limit, seed=seed)
-        chosen_rows = rows_with_words if indices is None else rows_with_words[indices]
-        is_complete = indices is None and not without_words
-        part = split if is_complete else split.take(chosen_rows)
+        offsets = lists.offsets
+        assert offsets is not None
+        words_per_row = np.diff(offsets)
+        _expect_labels_for_words(split, column, label_column, words_per_row)
+        # 1. Choose rows.
+        chosen_rows = self._choose_rows(split, words_per_row, limit, seed)
+        takes_all = len(chosen_rows) == len(words_per_row)
+        part = split if takes_all else split.take(chosen_rows)
         # 2. Encode them.
         number_of_name = self.class_numbers.numbers_of_names(split, lists)
 
         def rows() -> Iterator[Row]:
             for row, words in zip(chosen_rows.tolist(), _word_lists(part, column), strict=True):
-                names = lists.indices[borders[row] : borders[row + 1]]
+                names = lists.indices[offsets[row] : offsets[row + 1]]
                 yield words, number_of_name[names].tolist()
 
         encoder, key = self._encoder(tokenizer)
         content = digest_if_known(part.content, "words", column, label_column, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
         # 3. Count the words whose labels are lost.
+        words = int(words_per_row[chosen_rows].sum())
         labelled = _count_labelled(examples)
-        lost = int(words_of_row[chosen_rows].sum()) - labelled
-        if lost > 0:
+        if labelled < words:
             self.notes.append(
-                f"{split.key}: the labels of {lost} words are lost: these words are beyond"
-                f" data.max_length={self.max_length}, or have no token"
+                f"{split.key}: the labels of {words - labelled} words are lost: these words are"
+                f" beyond data.max_length={self.max_length}, or have no token"
             )
         if len(chosen_rows) and not labelled:
             raise ConfigError(
@@ -161,6 +154,29 @@ class TokenClassification(Task):
                 " it."
             )
         return examples
+
+    def _choose_rows(
+        self, split: Split, words_per_row: np.ndarray, limit: int | None, seed: int | None
+    ) -> np.ndarray:
+        """Choose up to `limit` rows with a word, and note how many have none.
+
+        Args:
+            split: The rows.
+            words_per_row: Number of words of each row.
+            limit: The largest number of rows; None: all.
+            seed: Picks random rows if they are limited; None: the first ones are taken.
+
+        Raises:
+            ConfigError: There are rows, and none has a word.
+        """
+        rows_with_words = np.flatnonzero(words_per_row)
+        without_words = len(words_per_row) - len(rows_with_words)
+        if without_words:
+            self.notes.append(f"{split.key}: {without_words} rows without a word left out")
+        if without_words and not len(rows_with_words):
+            raise ConfigError(f"{split.key}: no row has a word.")
+        indices = chosen(len(rows_with_words), limit, seed=seed)
+        return rows_with_words if indices is None else rows_with_words[indices]
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return an encoder of rows to `input_ids` and `labels`, and a digest of its settings."""
@@ -194,7 +210,8 @@ class WordMetrics(SummedMetrics):
     Args:
         labels: Names by class number.
         whole_entities: Whether the labels follow a scheme of entities such as IOB: then
-            precision, recall and F1 are over entities, right if type and both borders are.
+            precision, recall and F1 are over entities. One is right if its type, first and last
+            word are.
     """
 
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
