@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
@@ -53,13 +54,7 @@ def configure_chunked_loss(
     logits_bytes = 4 * texts * config.data.max_length * len(weight)
     if mode == "auto" and logits_bytes < LEAST:
         return None
-    why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
-    if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
-        why = world.broadcast(
-            world.call_on_all(
-                lambda: why_not_chunked(model, shift=task.shift) if world.is_main else None
-            )
-        )
+    why = _why_not_chunked(task, model, world)
     if why is None:
         task.chunked = True
         ChunkedForward(model, shift=task.shift)
@@ -74,3 +69,10 @@ def configure_chunked_loss(
     if mode == "true":
         raise ConfigError(f"{reason}. Leave {KEY}=auto, or set it to false.")
     return reason
+
+
+def _why_not_chunked(task: Task, model: PreTrainedModel, world: World) -> str | None:
+    """Say why task or model do not allow chunks; None: they do. Rank 0 tries it with the model."""
+    if not vars(type(task)).get("chunks_loss"):  # not inherited: a subclass may read logits
+        return f"{type(task).__name__} does not say chunks_loss = True"
+    return world.call_on_main(partial(why_not_chunked, model, shift=task.shift))

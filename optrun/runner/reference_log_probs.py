@@ -8,6 +8,7 @@ second model is in memory during training.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,17 +62,15 @@ def add_reference_log_probs(
         return None
     weights = base_digest(model)
     _refuse_other_weights(saved, weights, config)
-    sources = list(getattr(task.train, "sources", {"": task.train}).values()) if trains else []
-    for pairs in (*sources, *task.eval_sets.values()):
+    sets = list(task.eval_sets.values())
+    if trains:
+        # A mixture has the pairs of each source.
+        sets += getattr(task.train, "sources", {"": task.train}).values()
+    for pairs in sets:
         if isinstance(pairs, Pairs):
-            log_probs = world.call_on_all(
-                lambda pairs=pairs: (
-                    _reference_log_probs(task, model, pairs, config, device, weights)
-                    if world.is_main
-                    else None
-                )  # type: ignore[misc]
+            pairs.reference = world.call_on_main(
+                partial(_reference_log_probs, task, model, pairs, config, device, weights)
             )
-            pairs.reference = world.broadcast(log_probs)
     return weights
 
 
@@ -96,7 +95,7 @@ def _reference_log_probs(
     made_by = versions("torch", "transformers")
     settings = f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"
     if task.chunked:
-        settings += " chunked"
+        settings += " chunked"  # sums in another order
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
     # Without the adapter the model is the reference model.
