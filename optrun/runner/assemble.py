@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Start:
-    """Where training begins: at step 0, at a checkpoint, or at the checkpoint of a trunk."""
+    """Where training begins: at step 0, at a checkpoint, or at the parent checkpoint."""
 
     state: TrainState = field(default_factory=TrainState)
     changes: dict[str, tuple[object, object]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Start:
     notes: list[str | None] = field(default_factory=list)
     """Notes for the user; None and empty ones are left out later."""
     fork: StartedFork | None = None
-    """How the run left its trunk; None: it is no branch."""
+    """How the run left its parent checkpoint; None: it is no branch."""
     stop: StopRequest | None = None
     """Request to stop of the checkpoint, if no key it depends on was changed; None: train to the
     last step."""
@@ -127,8 +127,8 @@ def assemble(
         request: Configuration and command line.
         prepared: Data and model; the model is moved to the device.
         device: Where to train.
-        opened: The checkpoint to resume from, or the trunk to branch from. None, or no snapshot in
-            it: from the start.
+        opened: The checkpoint to resume from, or the parent checkpoint to branch from. None, or no
+            snapshot in it: from the start.
         world: The ranks that share the run.
 
     Raises:
@@ -166,9 +166,7 @@ def assemble(
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
         generation_config=generation_values(model),
-        adapter=world.broadcast(
-            world.call_on_all(lambda: adapter_facts(model) if world.is_main else None)
-        ),
+        adapter=world.call_on_main(lambda: adapter_facts(model)),
     )
     _refuse_different_ranks(constants, task, model, world)
     constants.reference = add_reference_log_probs(
@@ -244,7 +242,7 @@ def _start_from_checkpoint(
 
     Args:
         saved: Metadata of the checkpoint.
-        opened: The checkpoint, and whether it is the trunk of a branch.
+        opened: The checkpoint, and whether it is the parent of a new branch.
         constants: Metadata for the next checkpoints; `branch` is set in place.
         plan: The plan of the data now.
         batch: The batch sizes now.

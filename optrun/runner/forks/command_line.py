@@ -1,4 +1,7 @@
-"""Complete the command line of a branch (`branch_from=...`) by the configuration of its trunk."""
+"""Complete the command line of a branch by the configuration of its parent checkpoint.
+
+A branch is a run with `branch_from=CHECKPOINT`; this checkpoint is its parent (`trunk` in code).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from optrun.runner.forks.overrides import (
 
 @dataclass(frozen=True)
 class _TrunkConfig:
-    """The configuration of a trunk, which a branch takes over where it types nothing else."""
+    """The configuration of a parent checkpoint; a branch takes it over unless it types another."""
 
     overrides: list[str]
     """The configuration as overrides of the default one."""
@@ -39,7 +42,7 @@ class _TrunkConfig:
     step: int
 
     def add_below(self, typed: Sequence[str]) -> list[str]:
-        """Merge the overrides of the trunk with the typed ones; the typed ones win."""
+        """Add the parent checkpoint's overrides to the typed ones; the typed ones win."""
         return merge_trunk_overrides(self.overrides, self.values, typed)
 
 
@@ -88,12 +91,12 @@ class Forks:
         return f"{KEY}={','.join(trunks)}"
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
-        """Check overrides as `overrides.parse_checked`, against the configuration of the trunk.
+        """Check overrides against the configuration of the parent checkpoint.
 
-        With several trunks the first one counts.
+        As `overrides.parse_checked`. With several parent checkpoints the first one counts.
 
         Returns:
-            The typed overrides, each trunk as FOLDER@DIGEST.
+            The typed overrides, each parent checkpoint as FOLDER@DIGEST.
         """
         typed = self.pin_trunks(tokens)
         overrides.refuse_names(overrides.parse(typed))
@@ -108,7 +111,7 @@ class Forks:
         return checked[len(trunk_only) :]
 
     def complete(self, tokens: Sequence[str]) -> list[str]:
-        """Add the configuration of the trunk to the overrides of a branch; these win.
+        """Add the configuration of the parent checkpoint to the overrides of a branch; these win.
 
         Overrides without `branch_from` are returned unchanged.
 
@@ -121,7 +124,7 @@ class Forks:
         return self._trunk(value).add_below(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
-        """Refuse a branch with another model, data or position in the data than its trunk.
+        """Refuse a branch with another model or data position than its parent checkpoint.
 
         Only the configurations are compared; files are compared when they are read. Values without
         `branch_from` pass.
@@ -213,13 +216,15 @@ def _values(override: Override) -> list[object]:
 
 
 def add_trunk_config(hydra: Hydra, command_line: CommandLine) -> CommandLine:
-    """Add the configuration of the trunk to the command line of one branch; typed overrides win.
+    """Add the parent checkpoint's configuration to the command line of a branch.
 
-    A command line without `branch_from`, or with `branch_from=null`, is returned unchanged.
+    Typed overrides win. A command line without `branch_from`, or with `branch_from=null`, is
+    returned unchanged.
 
     Raises:
-        ConfigError: An override is wrong, `branch_from` has several values or names no trunk, or
-            the branch has another model or another position in the data than its trunk.
+        ConfigError: An override is wrong, `branch_from` has several values or names no parent
+            checkpoint, or the branch has another model or another position in the data than its
+            parent checkpoint.
         CheckpointError: The checkpoint is damaged, uncommitted or gone, or has another digest.
     """
     override = command_line.override(KEY)

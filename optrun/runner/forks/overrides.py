@@ -1,4 +1,4 @@
-"""Put the configuration of a trunk, as overrides, under those typed for a fork."""
+"""Put the configuration of a parent checkpoint, as overrides, under those typed for a branch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from optrun.config.tokens import OTHER_LENGTH, key_of
 from optrun.config.types import in_yaml
 
 OWN = (KEY, "branch_schedule", "resume", "run_name")
-"""Keys that belong to one run, and are not taken from its trunk."""
+"""Keys that belong to one run, and are not taken from its parent checkpoint."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
-"""Keys of the trunk that a branch drops if it types another choice of the group."""
+"""Keys of the parent checkpoint that a branch drops if it types another choice of the group."""
 _PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
 _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
 _HARMLESS = ("task.prompt", "task.sample_tokens", "task.metrics")
@@ -121,18 +121,20 @@ def _differing(
 def merge_trunk_overrides(
     trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]
 ) -> list[str]:
-    """Merge the overrides of a trunk with the typed ones; the typed ones win.
+    """Merge the overrides of a parent checkpoint with the typed ones; the typed ones win.
 
-    A typed value replaces that of the trunk. A typed choice of a group drops all that the trunk set
-    in the group, unless it is the trunk's own choice: then the typed choice is dropped.
+    A typed value replaces that of the parent checkpoint. A typed choice of a group drops all that
+    the parent checkpoint set in the group, unless both choose the same: then the typed choice is
+    dropped.
 
     Args:
-        trunk: Configuration of the trunk, from `as_overrides`.
-        values: Resolved values of the trunk.
+        trunk: Configuration of the parent checkpoint, from `as_overrides`.
+        values: Resolved values of the parent checkpoint.
         typed: Overrides of the command line.
 
     Returns:
-        The overrides of the branch: choices of the trunk, its other values, then the typed ones.
+        The overrides of the branch: choices of the parent checkpoint, its other values, then the
+        typed ones.
     """
     trunk_tokens = list(trunk)
     typed_tokens = list(typed)
@@ -154,15 +156,15 @@ def merge_trunk_overrides(
 
 
 def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: Override) -> bool:
-    """Tell whether a typed choice, such as `optimizer=lamb`, is the choice of the trunk.
+    """Tell whether a typed choice, such as `optimizer=lamb`, is the parent checkpoint's.
 
-    The section of a trunk may have a name of its own for a registered choice (`KIND`). If a
-    registered choice has that name, too, the typed word means that choice.
+    The section of a parent checkpoint may have a name of its own for a registered choice (`KIND`).
+    If a registered choice has that name, too, the typed word means that choice.
 
     Args:
-        section: The trunk's values of the group.
+        section: The parent checkpoint's values of the group.
         group: Name of the group.
-        override: What was typed; a sweep over several choices is never the trunk's.
+        override: What was typed; a sweep over several choices is never the parent checkpoint's.
     """
     name = section["name"]
     if override.is_sweep_override() or str(override.value()) != name:
@@ -183,9 +185,9 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
     another division of the batch is allowed.
 
     Args:
-        trunk: Resolved values of the trunk.
+        trunk: Resolved values of the parent checkpoint.
         values: Resolved values of the branch.
-        where: The trunk, for the message.
+        where: The parent checkpoint, for the message.
 
     Raises:
         ConfigError: The message lists every changed key with both values.

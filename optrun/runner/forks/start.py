@@ -1,6 +1,7 @@
-"""Start a branch with the weights, random states and position in the data of its trunk.
+"""Start a branch: a run with the weights and the data position of another run's checkpoint.
 
-The optimizer state is taken over if it fits.
+That checkpoint (`branch_from`) is its parent, `trunk` in code. The branch also takes over its
+random states. The optimizer state is taken over if it fits.
 """
 
 from __future__ import annotations
@@ -43,31 +44,32 @@ _PLAN = (
 
 @dataclass
 class StartedFork:
-    """How a branch left its trunk."""
+    """How a branch left its parent checkpoint."""
 
     folder: str
-    """Path of the trunk's checkpoint."""
+    """Path of the parent checkpoint."""
     digest: str
     run_id: str | None
-    """Id of the trunk's run."""
+    """Id of the parent checkpoint's run."""
     step: int
     schedule_from: int
     """The step that the schedule counts from."""
     trunk_config: str
-    """Digest of the trunk's configuration without the seed; equal for trunks of one kind."""
+    """Digest of the parent checkpoint's configuration without the seed; equal for parent
+    checkpoints of one kind."""
     optimizer_state: str = ""
-    """What became of the trunk's optimizer state, in words."""
+    """What became of the parent checkpoint's optimizer state, in words."""
     schedule: str = ""
     """Where the schedule stands, in words."""
     changes: Changes = field(default_factory=dict)
-    """Keys whose values differ from the trunk's -> both values."""
+    """Keys whose values differ from the parent checkpoint's -> both values."""
 
     def summary(self) -> dict[str, object]:
-        """Return the facts of the fork for `summary.json`."""
+        """Return the facts of the branch for `summary.json`."""
         return {**asdict(self), "changes": {key: list(pair) for key, pair in self.changes.items()}}
 
     def metadata(self) -> dict[str, object]:
-        """Return the facts of the fork for its checkpoints."""
+        """Return the facts of the branch for its checkpoints."""
         fields_shown = ("folder", "digest", "run_id", "step", "schedule_from", "trunk_config")
         return {key: getattr(self, key) for key in fields_shown}
 
@@ -85,7 +87,7 @@ def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
     """Return the step of the run at which the schedule has its step 0.
 
     Args:
-        saved: Metadata of the trunk's checkpoint.
+        saved: Metadata of the parent checkpoint.
         schedule: Whether the schedule continues or restarts (`branch_schedule`).
     """
     if schedule is BranchSchedule.restart:
@@ -100,11 +102,11 @@ def begin_fork(
     changes: Changes,
     schedule: BranchSchedule,
 ) -> tuple[StartedFork, TrainState]:
-    """Start a branch: take over the counters of the trunk, but none of its metrics.
+    """Start a branch: take over the counters of the parent checkpoint, but none of its metrics.
 
     Args:
-        trunk: The trunk's checkpoint.
-        saved: Metadata of the trunk's checkpoint.
+        trunk: The parent checkpoint.
+        saved: Metadata of the parent checkpoint.
         now: Metadata for the first checkpoint of the branch.
         changes: Differences between the two configurations.
         schedule: Whether the schedule continues or restarts (`branch_schedule`).
@@ -139,9 +141,10 @@ def begin_fork(
 
 
 def _digest_of_trunk(saved: CheckpointMetadata) -> str:
-    """Digest the configuration of a trunk and of its own trunk, without the seed.
+    """Digest the configuration of a parent checkpoint without the seed.
 
-    Trunks that differ only in the seed have equal digests.
+    The digest covers the parent of the parent, too. Parents that differ only in the seed have equal
+    digests.
     """
     values = plain(with_schemas(saved.config, "the trunk"))
     compared = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
@@ -156,9 +159,9 @@ def _follows_from_choice(key: str, changes: Changes) -> bool:
 
 
 def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) -> None:
-    """Refuse other examples, another order or another size of steps than in the trunk.
+    """Refuse a branch with other examples, order or size of steps than its parent checkpoint.
 
-    The position of the trunk would mean other data.
+    The parent's position in the data would mean other examples.
 
     Raises:
         ConfigError: The message names the changed keys, and what changed in the plan.
@@ -190,12 +193,14 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
 def restore_fork(
     fork: StartedFork, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
 ) -> list[str]:
-    """Load the trunk's weights, and its optimizer state and schedule if they continue.
+    """Load the parent checkpoint's weights, optimizer state and schedule into a branch.
+
+    The optimizer state only if it fits, and the schedule only if it continues.
 
     Args:
         fork: `optimizer_state` and `schedule` are set in place: they say what was taken over.
-        snapshot: Verified snapshot of the trunk.
-        model: The model, built from the configuration of the fork.
+        snapshot: Verified snapshot of the parent checkpoint.
+        model: The model, built from the configuration of the branch.
         train_step: Optimizer and schedule, built from the same configuration.
         total: Steps of the whole run.
 

@@ -93,18 +93,18 @@ class OpenedCheckpoint:
 def open_checkpoint_to_resume(
     run_start: RunStart, resume: ResumePoint | None
 ) -> Iterator[OpenedCheckpoint]:
-    """Open the checkpoint to resume from, or the trunk of a new branch.
+    """Open the checkpoint to resume from, or the parent checkpoint of a new branch.
 
     For any other new run the yielded object has no snapshot. Rank 0 picks and verifies the
     checkpoint, and writes the configuration of a new run; then the other ranks read the same
-    checkpoint. A trunk is protected from deletion during the block.
+    checkpoint. A parent checkpoint is protected from deletion during the block.
 
     Args:
         run_start: The start of the run; its lock is held.
         resume: The run and checkpoint of `resume=`; None: a new run.
 
     Raises:
-        CheckpointError: As `open_checkpoint`; or the trunk is gone, damaged or changed.
+        CheckpointError: As `open_checkpoint`; or the parent checkpoint is gone, damaged or changed.
     """
     world = run_start.world
     config = run_start.config
