@@ -1,6 +1,6 @@
 """What is learnt.
 
-How rows become examples and batches, how loss is weighted, which numbers judge the model.
+How rows become examples and batches, how loss is weighted, which metrics evaluate the model.
 """
 
 from optrun.task.base import ModelNeeds, Task, TextKind

@@ -297,8 +297,7 @@ class Task(ABC):
                 )
             return model_loss
         if self.chunked:  # no logits; tasks with class weights have no chunked loss
-            smoothed: Tensor = torch.lerp(outputs.loss, outputs.uniform_loss, self.label_smoothing)
-            return smoothed
+            return torch.lerp(outputs.loss, outputs.uniform_loss, self.label_smoothing)
         logits, targets = self._flat_logits_and_targets(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)
         loss = functional.cross_entropy(
@@ -387,7 +386,11 @@ class Task(ABC):
         return tokens, len(first)
 
     def sample(
-        self, model: PreTrainedModel, tokenizer: Any, *, seed: int
+        self,
+        model: PreTrainedModel,  # noqa: ARG002
+        tokenizer: Any,  # noqa: ARG002
+        *,
+        seed: int,  # noqa: ARG002
     ) -> tuple[str, str] | None:
         """Generate a text after training, for people to read.
 
@@ -396,7 +399,6 @@ class Task(ABC):
         Returns:
             The prompt and its continuation; None: the task has no prompt.
         """
-        del model, tokenizer, seed
         return None
 
     def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002

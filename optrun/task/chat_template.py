@@ -282,15 +282,18 @@ class ChatTemplate:
             OverflowError,
             RecursionError,
         ) as error:
-            plain = _with_json_arguments(turns)
-            if isinstance(error, TypeError) and plain != list(turns):
-                return self._render(plain, tools, generation_prompt=generation_prompt, marks=marks)
-            message = " ".join(str(error).split())[:200] or type(error).__name__
-            raise TemplateFailed(f"cannot be written by the chat template: {message}") from error
-        if _has_python_arguments(texts[0], turns):
-            plain = _with_json_arguments(turns)
-            return self._render(plain, tools, generation_prompt=generation_prompt, marks=marks)
-        return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
+            with_json = _with_json_arguments(turns)
+            if not isinstance(error, TypeError) or with_json == list(turns):
+                message = " ".join(str(error).split())[:200] or type(error).__name__
+                raise TemplateFailed(
+                    f"cannot be written by the chat template: {message}"
+                ) from error
+        else:
+            if not _has_python_arguments(texts[0], turns):
+                begins_and_ends = spans[0] if marks else ()
+                return texts[0], [(int(begin), int(end)) for begin, end in begins_and_ends]
+            with_json = _with_json_arguments(turns)
+        return self._render(with_json, tools, generation_prompt=generation_prompt, marks=marks)
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:

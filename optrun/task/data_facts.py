@@ -217,8 +217,7 @@ def _flat_array(examples: object, name: str) -> np.ndarray | None:
         examples = examples.first
     if not isinstance(examples, Examples):
         return None
-    array: np.ndarray | None = examples.ragged.get(name)
-    return array
+    return examples.ragged.get(name)
 
 
 def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
@@ -309,5 +308,4 @@ def _count_labels(labels: np.ndarray, classes: int) -> list[int]:
     for begin in range(0, len(labels), _CHUNK):
         chunk = labels[begin : begin + _CHUNK]
         totals += np.bincount(chunk[chunk != IGNORED], minlength=classes)
-    counts: list[int] = totals.tolist()
-    return counts
+    return totals.tolist()

@@ -24,8 +24,7 @@ def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.n
     """
     # Row * classes + column is the position of a cell in the flattened matrix.
     cells = labels.astype(np.int64) * classes + predictions.astype(np.int64)
-    counts: np.ndarray = np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
-    return counts
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
 def f1_scores(counts: np.ndarray) -> np.ndarray:
@@ -122,8 +121,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
     """
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    mean_rank: np.ndarray = (last - (counts - 1) / 2)[inverse]
-    return mean_rank
+    return (last - (counts - 1) / 2)[inverse]
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:

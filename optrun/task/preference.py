@@ -138,7 +138,7 @@ class Preference(ChatTask):
 
     def read(
         self,
-        source: Source,
+        source: Source,  # noqa: ARG002
         split: Split,
         tokenizer: PreTrainedTokenizerBase,
         limit: int | None,
@@ -153,7 +153,6 @@ class Preference(ChatTask):
         Raises:
             ConfigError: A row that the template cannot write, or no pair with different answers.
         """
-        del source
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})

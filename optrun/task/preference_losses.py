@@ -150,7 +150,7 @@ def _margin(config: PreferenceConfig, scores: PairScores) -> Tensor:
 def _log1mexp(x: Tensor) -> Tensor:
     """Compute log(1 - exp(x)) for x below 0 without cancellation (Mächler 2012).
 
-    expm1 is exact near 0, log1p far from it; the border is -log 2.
+    expm1 is exact near 0, log1p far from it; -log 2 separates the two cases.
     """
     near = x > -0.6931471805599453
     # Where the second branch is taken, the gradient of the first must not be NaN.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,10 +244,7 @@ class Sft(ChatTask):
         columns = str(self.columns_of[split.key])
         template = self._template_without_marks
         template_key = template.key() if template else ""
-
-        def rows() -> Iterator[Chat | Plain]:
-            return self._chats_of_examples(part)
-
+        rows = partial(self._chats_of_examples, part)
         examples = self.encode_rows(part, tokenizer, rows, "sft", columns, template_key)
         if len(examples) > len(part.rows):
             self.notes.append(

@@ -173,8 +173,8 @@ class TokenClassification(Task):
         without_words = len(words_per_row) - len(rows_with_words)
         if without_words:
             self.notes.append(f"{split.key}: {without_words} rows without a word left out")
-        if without_words and not len(rows_with_words):
-            raise ConfigError(f"{split.key}: no row has a word.")
+            if not len(rows_with_words):
+                raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(rows_with_words), limit, seed=seed)
         return rows_with_words if indices is None else rows_with_words[indices]
 
