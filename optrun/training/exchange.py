@@ -98,9 +98,9 @@ def exchange(
     """
     if world is ALONE:
         return GlobalStep(list(facts_here), list(range(count)), requests)
-    row = [float(requests.stop), float(requests.save), float(requests.written)]
+    row: list[float] = [requests.stop, requests.save, requests.written]
     for fact in facts_here:
-        row += [fact.weight, float(fact.tokens), float(fact.samples), *_digest_parts(fact.digest)]
+        row += [fact.weight, fact.tokens, fact.samples, *_digest_parts(fact.digest)]
     rows = world.all_gather(row)
     stops = [int(stop) for stop, *_ in rows]
     merged = Requests(
@@ -113,11 +113,9 @@ def exchange(
     return GlobalStep(facts, share_of(count, world.rank, world.size), merged)
 
 
-def _digest_parts(digest: bytes) -> list[float]:
-    """Split a digest of 32 bytes into 8 integers of 32 bits, as floats."""
-    return [
-        float(int.from_bytes(digest[at : at + 4], "big")) for at in range(0, 4 * _DIGEST_PARTS, 4)
-    ]
+def _digest_parts(digest: bytes) -> list[int]:
+    """Split a digest of 32 bytes into 8 integers of 32 bits, which float64 holds exactly."""
+    return [int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _DIGEST_PARTS, 4)]
 
 
 def _unpack_facts(row: Sequence[float]) -> Iterator[MicroBatchFacts]:

@@ -68,7 +68,7 @@ class Hooks:
         """
         for key, component in self._components_with["on_step"]:
             if not getattr(component, "accepts_late_results", False):
-                return f"{key or type(component).__name__}: its on_step is called before the next step begins"
+                return f"{key or type(component).__name__}: on_step is called before the next step"
         return None
 
     def on_train_begin(self) -> None:

@@ -352,20 +352,21 @@ class Loop:
         # 1. Evaluate.
         evaluation_due = self.evaluator.due(state.global_step)
         line_due = state.global_step % self.setup.config.logging_steps == 0
-        evaluate = evaluation_due or self._is_last()
-        before = state.copy_before_end(due=evaluation_due) if evaluate else {}
+        evaluate = evaluation_due or state.global_step >= self.end
+        values_before_end = state.copy_before_end(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
-        last = self._is_last()  # a hook may have requested to stop
-        # 2. Log. `unscheduled`: prefixes of metrics that exist only because the run ends here.
+        last = state.global_step >= self.end  # again: a hook may have requested to stop
+        # 2. Log, and reset the counters of the line. `unscheduled`: prefixes of metrics that exist
+        # only because the run ends here.
         record: dict[str, float] = {}
-        window: PlainDict = {}
+        counters_of_line: PlainDict = {}
         unscheduled = []
         if line_due or last:
             if state.window_weight:
                 record = {**self.progress.metrics(), **self.checkpoints.metrics()}
                 if not line_due:
                     unscheduled += ["train/", "lr/", "perf/"]
-            window = state.empty_window()
+            counters_of_line = state.empty_window()
             self.progress.reset()
         record.update(metrics)
         if metrics and not evaluation_due:
@@ -375,18 +376,15 @@ class Loop:
         self.training.step_finished = True
         # 3. Keep the values with which a prolonged run continues.
         if unscheduled:
-            before["last"] |= _without_prefixes(record, unscheduled)
-            state.without_end = before
+            values_before_end["last"] |= _without_prefixes(record, unscheduled)
+            state.without_end = values_before_end
         if last and not line_due:
-            vars(state).update(window)
+            vars(state).update(counters_of_line)
         state.unfinished = False
         # 4. Save.
         if self.hooks.failure is not None:
             raise self.hooks.failure
         self.saving.save_if_due(last=last, evaluated=evaluate)
-
-    def _is_last(self) -> bool:
-        return self.state.global_step >= self.end
 
     def _evaluate(self, *, due: bool) -> dict[str, float]:
         """Evaluate, record the best values, and pass the metrics to schedule and hooks.

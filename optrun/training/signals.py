@@ -82,14 +82,11 @@ class SignalHandler:
         """
         self._immediate = True
         try:
-            self._raise_if_stopped()
+            if self.stop_requested:
+                raise Stopped
             yield
         finally:
             self._immediate = False
-
-    def _raise_if_stopped(self) -> None:
-        if self.stop_signal is not None:
-            raise Stopped
 
     def __enter__(self) -> Self:
         try:
