@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from posixpath import basename
 
 from markupsafe import Markup
 
@@ -214,7 +215,7 @@ def _base_model_name(config: Mapping[str, object]) -> str:
         return ""
     if _HUB_NAME.fullmatch(path):
         return path
-    return path.rstrip("/").rpartition("/")[2]
+    return basename(path.rstrip("/"))
 
 
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
@@ -239,7 +240,7 @@ def relative_names(command: str) -> str:
         >>> relative_names("optrun data.train=/home/me/train.csv 'data.eval={dev: ~/data/dev.tsv}'")
         "optrun data.train=train.csv 'data.eval={dev: dev.tsv}'"
     """
-    return _ABSOLUTE.sub(lambda found: found[1] + found[2].rstrip("/").rpartition("/")[2], command)
+    return _ABSOLUTE.sub(lambda match: match[1] + basename(match[2].rstrip("/")), command)
 
 
 def _data_name(config: Mapping[str, object]) -> str:
@@ -254,7 +255,7 @@ def _data_name(config: Mapping[str, object]) -> str:
         if isinstance(source, str) and source:
             is_local = source.startswith(("/", "~", "."))
             if is_local:
-                return source.rstrip("/").rpartition("/")[2]
+                return basename(source.rstrip("/"))
             return source
     return data
 

@@ -20,7 +20,7 @@ from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.distributed.shard import gather_full_tensors, is_sharded, model_class
 from optrun.model.adapter import ADAPTER, adapter_of, inject_same_adapter, merge_adapter
-from optrun.model.tokenizer import save_tokenizer
+from optrun.model.tokenizer import load_saved_tokenizer, save_tokenizer
 from optrun.model.weights import all_tensors, assign_tensors
 from optrun.report.templating import code_block
 from optrun.runner.best_checkpoint import describe_best
@@ -296,4 +296,4 @@ def _load_tokenizer(run: RunDir) -> Any:
         return None
     if (folder / "preprocessor_config.json").is_file():
         return transformers.AutoImageProcessor.from_pretrained(str(folder))
-    return transformers.AutoTokenizer.from_pretrained(str(folder))
+    return load_saved_tokenizer(folder)

@@ -201,9 +201,7 @@ def first_trunk(tokens: Sequence[str]) -> str | None:
     """Return the first value of `branch_from=` among overrides; None if it is absent or null."""
     for override in overrides.parse([token for token in tokens if is_branch_from(token)]):
         first = _values(override)[0]
-        if first is None:
-            return None
-        return str(first)
+        return None if first is None else str(first)
     return None
 
 
