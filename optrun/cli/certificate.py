@@ -105,7 +105,7 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
             raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):
             raise ConfigError(
-                f"{token}: certify chooses itself where it runs and what it resumes; leave it out."
+                f"{token}: certify chooses its own folders and what to resume; leave it out."
             )
         if key.startswith("tracking."):
             notes.append(f"{token}: nothing is tracked here")

@@ -54,7 +54,7 @@ Exit code 0: it holds; 1: it does not.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Prove the named claim, and print the certificate.
+    """Check the options of the named claim, prove it, and print the certificate.
 
     Returns:
         0 if the claim holds, else 1.
@@ -68,9 +68,11 @@ def run(arguments: VerbArguments) -> int:
             " ...]"
         )
     for key, value in arguments.key_values.items():
-        owner = "optimizer" if key == "dialect" else "transfer"
-        if owner != claim:
-            raise ConfigError(f"{key}={value}: goes with optrun certify {owner}, not with {claim}.")
+        claim_of_key = "optimizer" if key == "dialect" else "transfer"
+        if claim != claim_of_key:
+            raise ConfigError(
+                f"{key}={value}: goes with optrun certify {claim_of_key}, not with {claim}."
+            )
     if claim != "resume" and options.kills is not None:
         raise ConfigError(
             f"--kills: goes with optrun certify resume, not with {claim}: nothing is killed here."

@@ -36,7 +36,7 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
             "optrun certify optimizer takes one dialect=NAME: a package, or an optimizer of yours"
             f" by --plugin FILE.py. Packages are, for {names}."
         )
-    request, notes = _composed(arguments.command_line(), dialect)
+    request, notes = _compose_with_preset(arguments.command_line(), dialect)
 
     from optrun.certify.optimizer import certify
     from optrun.explain.build import model_spec
@@ -73,10 +73,11 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
     return EXIT_FAILED
 
 
-def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[str]]:
-    """Compose the configuration with the preset of the dialect; typed values win over the preset.
+def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Request, list[str]]:
+    """Compose the configuration with the preset of a dialect; typed values win over the preset.
 
-    If no optimizer is named, the first one with this dialect is taken, and a note says so.
+    If no optimizer is named and the default one lacks the dialect, the first optimizer with it is
+    taken, and a note says so.
 
     Returns:
         The composed request, and the notes.
@@ -91,18 +92,18 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
     from optrun.config.overrides import is_hydra
     from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
-    from optrun.optimizer.classes import is_builtin
 
     overrides = list(command_line.overrides)
     for token in overrides:
         if key_of(token) in ("resume", "branch_from") or is_hydra(token):
-            raise ConfigError(f"{token}: no run is started or resumed here; leave it out.")
+            raise ConfigError(f"{token}: certify starts and resumes no run here; leave it out.")
     notes: list[str] = []
     family = family_of(dialect)
-    chosen = is_typed("optimizer", overrides) or command_line.names_config
-    if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
+    names_optimizer = is_typed("optimizer", overrides) or command_line.names_config
+    default_has_dialect = dialect in DIALECTS[DEFAULT_CHOICE]
+    if family is not None and not names_optimizer and not default_has_dialect:
         overrides = [f"optimizer={family}", *overrides]
-        notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
+        notes.append(f"optimizer={family}: the first optimizer with the dialect {dialect}")
     request = compose_changed(command_line, overrides)
     if request.config.parametrization.name != "standard":
         raise ConfigError(
@@ -110,26 +111,44 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
             " size; leave it out. optrun certify transfer checks a parametrization."
         )
     choice = choice_of(request.config.optimizer)
-    presets = DIALECTS.get(choice, {})
-    if dialect in presets and not is_typed("optimizer.dialect", overrides):
+    if family is not None and family != dialect:
+        _refuse_dialect_of_another(choice, dialect, family)
+    if dialect in DIALECTS.get(choice, {}) and not is_typed("optimizer.dialect", overrides):
         overrides = [*overrides, f"optimizer.dialect={dialect}"]
-    if choice in DIALECTS and dialect not in presets and family not in (None, dialect):
-        raise ConfigError(
-            f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice}"
-            f" has {', '.join(presets)}."
-        )
-    if choice not in DIALECTS and is_builtin(choice) and family not in (None, dialect):
+    return compose_changed(command_line, overrides), notes
+
+
+def _refuse_dialect_of_another(choice: str, dialect: str, family: str) -> None:
+    """Refuse a dialect unless the chosen optimizer has it, or is not one of optrun's own.
+
+    Args:
+        choice: The choice in `optimizer=`.
+        dialect: The name of the dialect.
+        family: The first optimizer with this dialect.
+
+    Raises:
+        ConfigError: The message names `family`.
+    """
+    from optrun.config.dialects import DIALECTS
+    from optrun.optimizer.classes import is_builtin
+
+    presets = DIALECTS.get(choice)
+    if presets is None and is_builtin(choice):
         raise ConfigError(
             f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
         )
-    return compose_changed(command_line, overrides), notes
+    if presets is not None and dialect not in presets:
+        raise ConfigError(
+            f"dialect={dialect}: {choice} has no such dialect. optimizer={family} has it. {choice}"
+            f" has {', '.join(presets)}."
+        )
 
 
 def describe(verdict: Verdict) -> list[str]:
     """Describe a comparison of two optimizers, one string per line.
 
-    What was compared; then `equal` with the largest difference, or the step and tensor where they
-    part, with the options that would make them equal.
+    The lines say what was compared; then `equal` with the largest difference, or the first step
+    and tensor that differ, with the options that would make them equal.
     """
     lines = [
         f"optimizer={verdict.choice} against {verdict.reference}",
@@ -146,7 +165,7 @@ def describe(verdict: Verdict) -> list[str]:
             f"equal: the largest difference is {verdict.largest:.1e} of a tensor's largest entry",
         ]
     lines.append(
-        f"not equal: they part at step {parting.step}, first in {parting.tensor}:"
+        f"not equal: they first differ at step {parting.step}, in {parting.tensor}:"
         f" {parting.ours:.12g} here, {parting.reference:.12g} there"
     )
     if verdict.overrides:

@@ -32,7 +32,9 @@ _FORCED = {
 
 
 def run(arguments: VerbArguments, output: ProofConsole) -> int:
-    """Prove the named claim, and print the certificate.
+    """Train, kill and resume a configuration in a temporary folder, and print the certificate.
+
+    The folder is deleted if all runs are equal, and kept otherwise.
 
     Returns:
         0 if every resumed run equals the uninterrupted one, else 1.

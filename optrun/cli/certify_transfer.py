@@ -143,18 +143,26 @@ def _show(console: Console, check: CoordinateCheck) -> None:
     console.print(table)
     console.print(
         Text(
-            "right: 0, and where another is right it stands behind; dim: not judged; red: off",
+            "The right value is 0, or the one in parentheses; dim: not tested; red: wrong.",
             style="dim",
         )
     )
 
 
 def _cell(line: SlopeLine | None) -> Text:
-    """Write a slope with its spread; red if it fails, dim if it is not judged."""
+    """Write a slope with its spread, and the right value in parentheses unless it is 0.
+
+    Red if it fails, dim if it is not tested; a dash for None.
+    """
     from rich.text import Text
 
     if line is None:
         return Text("–", style="dim")
-    right = f" ({line.right})" if line.expected or line.below else ""
-    style = "bold red" if line.fails else "dim" if line.expected is None else ""
-    return Text(f"{line.slope:+.2f}{line.spread}{right}", style=style)
+    text = f"{line.slope:+.2f}{line.spread}"
+    if line.expected or line.below:
+        text += f" ({line.right})"
+    if line.fails:
+        return Text(text, "bold red")
+    if line.expected is None:
+        return Text(text, "dim")
+    return Text(text)

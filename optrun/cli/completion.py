@@ -14,33 +14,36 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 
 
 def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
-    """Complete the last word of a line: verbs for the first word, and what Hydra offers.
+    """Complete the last token of a line by Hydra, and the first one also by the verbs.
 
-    Empty if the line has an error, whose message would break the prompt.
+    Empty if the line has an error: its message would break the prompt.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
         config_name: The recipe to compose.
-        line: The command so far, with the program's name; a blank at the end begins a new word.
+        line: The command so far, with the program's name; a blank at the end begins a new token.
     """
-    words = line.split()[1:]
-    unfinished = "" if line[-1:].isspace() or not words else words[-1]
-    is_first_word = words in ([], [unfinished])
-    if words and words[0] in VERBS and not is_first_word:
+    tokens = line.split()[1:]
+    unfinished = "" if line[-1:].isspace() or not tokens else tokens[-1]
+    is_first_token = tokens in ([], [unfinished])
+    if tokens and tokens[0] in VERBS and not is_first_token:
         # Hydra completes keys; it knows neither the verb nor its paths.
-        finished = words[1:-1] if unfinished else words[1:]
-        words = [word for word in finished if "=" in word]
+        finished = tokens[1:-1] if unfinished else tokens[1:]
+        tokens = [token for token in finished if "=" in token]
         if unfinished:
-            words.append(unfinished)
+            tokens.append(unfinished)
     answer = io.StringIO()
     with (
         contextlib.suppress(Exception, SystemExit),
         contextlib.redirect_stdout(answer),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        words = plugins.take(words)
-        # Hydra reads the line from there; a blank at its end begins a new word.
-        os.environ["COMP_LINE"] = " ".join(["optrun", *words, *([] if unfinished else [""])])
+        tokens = plugins.take(tokens)
+        # Hydra reads the line from there.
+        blank_at_end = "" if unfinished else " "
+        os.environ["COMP_LINE"] = " ".join(["optrun", *tokens]) + blank_at_end
         hydra.shell_completion(config_name=config_name, overrides=["query=bash"])
-    offered = {*answer.getvalue().split(), *(VERBS if is_first_word else ())}
+    offered = set(answer.getvalue().split())
+    if is_first_token:
+        offered |= set(VERBS)
     return sorted(word for word in offered if word.startswith(unfinished) and _SAFE.fullmatch(word))

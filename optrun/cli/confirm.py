@@ -54,7 +54,7 @@ def run(arguments: VerbArguments) -> int:
     for token in arguments.overrides:
         key = key_of(token)
         if key == "hydra.sweep.dir":
-            raise ConfigError(f"optrun confirm {token}: out=DIR says where its runs go.")
+            raise ConfigError(f"optrun confirm {token}: write out=DIR for the folder of its runs.")
         if not is_place(token):
             raise ConfigError(
                 f"optrun confirm {token}: has no effect here. {did_you_mean(key, PLACES)}"

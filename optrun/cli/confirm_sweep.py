@@ -31,13 +31,16 @@ def confirm(
 ) -> SweepOutcome:
     """Plan or continue a confirmation, run it as a sweep, and report.
 
+    The plan is written before the first run, and deleted again if the sweep is refused.
+
     Args:
         sweep: The sweep to confirm.
         request: Seeds, power, difference and what to compare.
         caller: The command line or a Python program, and where it prints.
-        of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
+        of_hydra: Hydra's overrides for the jobs, such as hydra/launcher=joblib; those of the run
+            are ignored, and so is hydra.sweep.dir.
         out: Directory of its runs; None: beneath the sweep.
-        seconds: What an earlier sweep left of hydra.sweeper.timeout; None: the timeout in
+        seconds: The time left of hydra.sweeper.timeout after the sweep; None: the timeout in
             `of_hydra`.
 
     Returns:
@@ -53,24 +56,23 @@ def confirm(
     plan, note = confirmation_plan.load_or_make_plan(sweep, folder, request)
     if note:
         caller.console.print(note, markup=False, highlight=False, soft_wrap=True)
-    fresh = confirmation_plan.read_plan(folder) is None
+    is_new_plan = confirmation_plan.read_plan(folder) is None
     try:
         plan.write(folder)
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
 
     def compare(runs: Path, _: int) -> SweepVerdict:
-        # The report of the sweep shows its confirmation, too.
-        if runs.resolve().parent == sweep.resolve():
-            return report([sweep], console=caller.console).verdict
-        return report([runs], console=caller.console).verdict  # by its plan
+        # The report of a sweep shows the confirmation in its folder, too.
+        is_in_sweep = runs.resolve().parent == sweep.resolve()
+        return report([sweep if is_in_sweep else runs], console=caller.console).verdict
 
     again = shell.join([*request.line(sweep, out), *filter(is_place, of_hydra)])
     if seconds is not None:
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
         of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
     config_dir = plan.config_dir[-1] if plan.config_dir else None
-    placed = [
+    launching = [
         token
         for token in of_hydra
         if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")
@@ -79,18 +81,17 @@ def confirm(
         config_name=plan.config_name or DEFAULT_CONFIG,
         names_config=plan.config_name is not None,
         config_dir=config_dir,
-        overrides=[*placed, f"hydra.sweep.dir={quote_path(folder)}"],
+        overrides=[*launching, f"hydra.sweep.dir={quote_path(folder)}"],
     )
     try:
         hydra = store.open_hydra(config_dir)
-        overrides.parse_checked(hydra, line.config_name, placed, sweep=True)
+        overrides.parse_checked(hydra, line.config_name, launching, sweep=True)
         for tokens in plan.contenders.values():
             overrides.parse_checked(hydra, line.config_name, tokens, sweep=False)
         return run_points(hydra, line, caller, plan.points(), compare, again=again)
     except ConfigError:
-        if fresh and [path.name for path in folder.iterdir()] == [
-            confirmation_plan.RECORD
-        ]:  # nothing was begun
-            (folder / confirmation_plan.RECORD).unlink()
+        record = folder / confirmation_plan.RECORD
+        if is_new_plan and list(folder.iterdir()) == [record]:  # no run was started
+            record.unlink()
             folder.rmdir()
         raise

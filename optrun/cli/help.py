@@ -87,7 +87,7 @@ def _explain_key(key: str) -> str:
                 lines += _columns("", f"with {', '.join(choices_with_entry)}")
     if lines:
         return "\n".join(lines)
-    close = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]]
+    close = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]]  # a choice's name
     if not close:
         known_keys = [*CHOICES, *(entry.key for entry in choices_by_entry)]
         close = nearest(key, dict.fromkeys(known_keys))

@@ -35,7 +35,7 @@ def answer(
         command_line: The same command line, with its recipe.
 
     Returns:
-        Whether one of them was given.
+        Whether one of them was given, so that nothing is left to do.
 
     Raises:
         ConfigError: The choice or key is unknown, or `-sc` does not take the argument.
@@ -45,7 +45,7 @@ def answer(
         sys.stdout.write("\n\n".join(help.explain(hydra, token) for token in args.overrides) + "\n")
     elif args.help:
         if command_line.config_dir is not None or command_line.names_config:
-            store.compose(hydra, config_name, [])  # is there such a recipe?
+            store.compose(hydra, config_name, [])  # refuses an unknown recipe
         sys.stdout.write(overview(command_line.config_dir))
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
@@ -80,7 +80,7 @@ def _complete(hydra: Hydra, config_name: str, tokens: list[str]) -> None:
     line = os.environ.get("COMP_LINE")
     if line is None:
         raise ConfigError(
-            f"-sc query={shell}: this is what the shell asks, with the line so far in COMP_LINE."
+            f"-sc query={shell}: the shell calls this, with the typed line in COMP_LINE."
         )
     point = os.environ.get("COMP_POINT", "")
     line = line[: int(point)] if point.isdecimal() else line
@@ -108,12 +108,12 @@ def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Na
                     store.without_hydra(store.compose(hydra, config_name, overrides))
                 )
             if args.package is not None:
-                parts = keys.all_keys(store.compose(hydra, config_name, overrides))
-                if args.package not in ("_global_", *parts):
-                    candidates = [part for part in parts if not part.startswith("hydra")]
+                packages = keys.all_keys(store.compose(hydra, config_name, overrides))
+                if args.package not in ("_global_", *packages):
+                    run_keys = [key for key in packages if not key.startswith("hydra")]
                     raise ConfigError(
                         f"--package {args.package}: no such part of the configuration. "
-                        f"{did_you_mean(args.package, candidates)}"
+                        f"{did_you_mean(args.package, run_keys)}"
                     )
             hydra.show_cfg(
                 config_name=config_name,

@@ -13,7 +13,7 @@ def main() -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Dispatch to a verb.
+    """Run a command line, after setting some environment variables unless the user did.
 
     Args:
         argv: Command-line arguments after `optrun`.
@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if "distributed=" in str(argv):
-        # A lost connection is told in a message, not as a stack in C++; a run by itself keeps
-        # torch's warnings.
+        # optrun reports a lost connection in a message, so torch's C++ stack is noise. A run on one
+        # process keeps torch's warnings.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return guarded(dispatch, argv)

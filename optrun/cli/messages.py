@@ -24,8 +24,8 @@ from optrun.config.tokens import key_of
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run a verb; turn every expected error into a message on stderr and an exit code.
 
-    Errors after a SIGINT count as the interrupt (130), except `StoppedEarly`, and unexpected errors
-    that are no OSError. Unexpected errors are raised, unless they come from a disk or a plugin.
+    After a SIGINT, an OSError and an OptrunError other than `StoppedEarly` count as caused by it:
+    exit code 130. Unexpected errors are raised, unless they come from a disk or a plugin.
 
     Args:
         verb: Function that takes the arguments and returns an exit code.

@@ -104,7 +104,7 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     Raises:
         ConfigError: The data cannot be read, or the task is not clear from them.
     """
-    say("data in", name)  # what follows imports for seconds
+    say("data in", name)  # at once, since the imports take seconds
     from optrun.data.data_keys import data_keys, unused_splits
 
     draft = _Draft(store.open_hydra(config_dir), list(typed))
@@ -171,10 +171,10 @@ class _Draft:
 
 
 def _read_rows(draft: _Draft, say: Say) -> Source:
-    """Read the rows, and add the keys for reading them to the draft.
+    """Read the rows; add `data.format` to the draft if they look like another format.
 
     Raises:
-        ConfigError: The header holds a row, not column names.
+        ConfigError: The file is a table whose first line seems to be a row, not column names.
     """
     from optrun.data.columns import missing_names
     from optrun.data.row_advice import looks_like, looks_tagged
@@ -182,18 +182,21 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
     source = draft.load()
     kind = "conll" if looks_tagged(source.train.rows) else looks_like(source.train.rows)
     if kind is not None and not is_typed("data.format", draft.typed):
-        say("lines", f"they look like {kind}, and are read so")
+        say("lines", f"they look like {kind}, so they are read as {kind}")
         draft.add(f"data.format={kind}")
         source = draft.load()
     hint = missing_names(source.train)
     train = draft.proposed.get("data.train", "").strip("'").lower()
-    if hint and (kind in ("csv", "tsv") or train.endswith((".csv", ".tsv", ".tab"))):
+    is_table = kind in ("csv", "tsv") or train.endswith((".csv", ".tsv", ".tab"))
+    if hint and is_table:
         raise ConfigError(f"{source.train.key}: not sure what its columns are.{hint}")
     return source
 
 
 def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
-    """Describe the rows, and add the task and the names of its columns to the draft.
+    """Describe the rows with three examples, and add the task and its columns to the draft.
+
+    If the task is not clear from the rows but was typed, nothing is added.
 
     Raises:
         ConfigError: The task is not clear from the rows, and none was typed.
@@ -202,24 +205,26 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     from optrun.data.source import NO_SPLIT
 
     rows = without_image_decoding(source.train.rows)
-    # How evaluation rows are held out depends on the task, and stands among the facts.
+    # `_say_facts` says how evaluation rows are held out, since that depends on the task.
     say("rows", *(note for note in source.notes if not note.startswith(NO_SPLIT)))
     try:
         roles = roles_of(rows)
     except ConfigError as error:
         if not is_typed("task", draft.typed):
             raise ConfigError(
-                f"{source.train.key}: {error} task=NAME and data.text_column=NAME say it."
+                f"{source.train.key}: {error} Give task=NAME and data.text_column=NAME."
             ) from error
     else:
         columns = roles.columns.items()
         described = [f"{name} ({key.removesuffix('_column')})" for key, name in columns]
         say("columns", ", ".join(described))
-        draft.add(f"task={roles.task}")
-        if f"task={roles.task}" in draft.overrides:
+        task = f"task={roles.task}"
+        draft.add(task)
+        if task in draft.overrides:  # else the user typed another task
             if draft.proposed["data"] in ("files", "hub"):
-                named = [(key, name) for key, name in columns if key.endswith("_column")]
-                draft.add(*(f"data.{key}={quoted(name)}" for key, name in named if name != "text"))
+                for key, name in columns:
+                    if key.endswith("_column") and name != "text":
+                        draft.add(f"data.{key}={quoted(name)}")
             draft.add(*roles.overrides)
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]
@@ -270,13 +275,17 @@ def _say_facts(facts: Facts, say: Say) -> None:
     from optrun.explain.tables import data_lines
 
     lines = [line.removeprefix("data   ") for line in data_lines(facts) if line]
-    of_data = ("has no column", "not read by", "does not read", NO_SPLIT)
-    lines += [note for note in facts.notes if any(words in note for words in of_data)]
+    data_phrases = ("has no column", "not read by", "does not read", NO_SPLIT)
+    lines += [note for note in facts.notes if any(phrase in note for phrase in data_phrases)]
     say("data", *lines)
 
 
 def _add_epochs(draft: _Draft) -> int:
-    """Add the number of epochs, and return the optimizer steps of the run."""
+    """Add the number of epochs, and return the optimizer steps of the run.
+
+    Training from scratch gets enough epochs for 300 steps, 20 at most; pretrained models get 3. An
+    epoch of fewer than 300 steps is evaluated at its end only. A typed `training.max_steps` stays.
+    """
     config = draft.compose(draft.overrides)
     if config.training.max_steps is not None:
         return config.training.max_steps
@@ -292,7 +301,7 @@ def _add_epochs(draft: _Draft) -> int:
 
 
 def _grids(draft: _Draft) -> dict[str, str]:
-    """Map each contender to learning rates around its default."""
+    """Map adamw and lamb to learning rates: 0.3, 1 and 3 times the default of each."""
     common = without(draft.overrides, *_DECIDED_BY_COMPARISON)
     grids = {}
     for name in _CONTENDERS:

@@ -184,8 +184,8 @@ def _without_same_trunk(run_trunk: str | None, changes: CommandLine, run: RunDir
     schedule = changes.override("branch_schedule")
     if schedule is not None:
         raise ConfigError(
-            f"{schedule.input_line}: what the schedule of a branch counts from was settled when it"
-            " left its trunk. Leave it out, or begin another branch."
+            f"{schedule.input_line}: the schedule of a branch was fixed when the branch began."
+            " Leave it out, or begin another branch."
         )
     return changes.without(BRANCH_FROM)
 

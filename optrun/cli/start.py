@@ -53,7 +53,7 @@ def run(arguments: VerbArguments) -> int:
         sys.stdout.write(f"\n{number}. {title}\n   optrun {shell.join([*tokens, *more])}\n")
     if not arguments.flag("run"):
         sys.stdout.write(
-            "\nThese keys can stand in a YAML file of your own: optrun -cn mine.yaml\n"
+            "\nYou can write these keys into a YAML file of your own: optrun -cn mine.yaml\n"
             "run=true runs the first command. Nothing was written.\n"
         )
         return EXIT_DONE
@@ -63,7 +63,7 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _say(heading: str, *lines: str) -> None:
-    """Print a heading of ten characters and its lines."""
+    """Print lines, wrapped and indented, with a heading before the first one."""
     for line in lines:
         indented = f"{heading:<10}{printable(line)}"
         sys.stdout.write(textwrap.fill(indented, _WIDTH, subsequent_indent=" " * 10) + "\n")

@@ -114,13 +114,15 @@ def sweep(
     """
     command = _command(hydra, command_line)
     options = sweeper_options(cfg)
-    compose = jobs_of.Composer(
-        hydra, command.config_name, complete=forks.complete, require=forks.require_place
-    )
+    # 1. The contenders: one optimizer, or other choice, each with its own keys.
     grids = options.grids if isinstance(options, GridConfig) else []
     contenders: list[Contender] = []
     for grid in grids or [{}]:
         contenders += _contenders(hydra, forks, command, options, grid)
+    # 2. The trials of a search, or the jobs of a grid.
+    compose = jobs_of.Composer(
+        hydra, command.config_name, complete=forks.complete, require=forks.require_place
+    )
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
 
@@ -136,6 +138,7 @@ def sweep(
         jobs = jobs_of.build_jobs(compose, points)
         plan = _Plan(command, options, jobs, tuned=sorted(tuned))
         seeds = [job.values["seed"] for job in jobs]
+    # 3. The confirmation, if there is one, is checked before the sweep starts.
     confirms = options.confirm.asked
     if confirms:
         refuse_unfit_confirmation(options.confirm, seeds, plan.examples)
@@ -186,9 +189,8 @@ def run_points(
 def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
     """Build the command of a sweep for its workers, with the loaded plugins.
 
-    `plugins_may_change`: whether the user allowed jobs to go on with code that changed since they
-    began. `sweeps_by_itself`: whether the recipe without its overrides is a sweep, so that each job
-    must ask for a single run.
+    `sweeps_by_itself` is true if the recipe is a sweep without any override: each job must then ask
+    for a single run.
     """
     return SweepCommand(
         argv=command_line.argv,
@@ -311,7 +313,7 @@ def _tell_devices(
         devices_of_job = max(job_devices(job.values, len(devices)) for job in examples)
         if options.n_jobs * devices_of_job < len(devices):
             view.note(
-                f"hydra.sweeper.n_jobs={options.n_jobs}: so many trials are under way at a time;"
+                f"hydra.sweeper.n_jobs={options.n_jobs} trials run at a time;"
                 f" hydra.sweeper.n_jobs={len(devices) // devices_of_job} would use all"
                 f" {len(devices)} devices."
             )
@@ -372,12 +374,18 @@ def _contenders(
     """Build the contenders of one grid, with checked overrides.
 
     The command line wins over the grid, and the grid over `params` and `search` of the file.
+
+    Args:
+        hydra: Composes configurations.
+        forks: Checks the overrides, also those of branches.
+        command: The command of the sweep.
+        options: `hydra.sweeper`.
+        grid: One of `hydra.sweeper.grids`; empty if there are none.
     """
     for token in command.overrides:
         if token.startswith("hydra.sweep.subdir="):
             raise ConfigError(
-                f"{token}: a job's folder is named by what the job is; hydra.sweep.dir=DIR moves"
-                " all."
+                f"{token}: optrun names the folders of jobs itself; hydra.sweep.dir=DIR moves all."
             )
     of_file = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
     of_grid = jobs_of.param_overrides(grid, "hydra.sweeper.grids")
@@ -425,19 +433,21 @@ def _opening(driver: Driver, folder: Path) -> str:
     For failed jobs it says whether `hydra.sweeper.retry_failed` tries them again.
     """
     count = driver.job_table.count
-    parts = [f"{driver.job_table.total} jobs -> {folder}"]
+    phrases = [f"{driver.job_table.total} jobs -> {folder}"]
     finished = count("finished")
     if finished:
-        parts.append(f"{finished} finished before")
+        phrases.append(f"{finished} finished before")
     unfinished = count("running", "interrupted")
     if unfinished:
-        parts.append(f"{unfinished} to continue with")
+        phrases.append(f"{unfinished} to continue with")
     failed = count("failed")
     if failed and driver.options.retry_failed:
-        parts.append(f"{failed} failed before, tried again")
+        phrases.append(f"{failed} failed before, tried again")
     elif failed:
-        parts.append(f"{failed} failed before, left (hydra.sweeper.retry_failed=true tries again)")
-    return " · ".join(parts)
+        phrases.append(
+            f"{failed} failed before, left (hydra.sweeper.retry_failed=true tries again)"
+        )
+    return " · ".join(phrases)
 
 
 def _tell_end(driver: Driver, end: str) -> None:

@@ -36,8 +36,8 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
         if int(launcher.get(key) or 1) > 1:
             raise ConfigError(
                 f"hydra.launcher.{key}={launcher[key]}: expected 1: a job of a sweep has the ranks"
-                " of one machine, which training.nproc_per_node=N starts. Over several machines"
-                " start each run by itself, by torchrun or srun."
+                " of one machine, which training.nproc_per_node=N starts. On several machines,"
+                " start each run separately, with torchrun or srun."
             )
     distributed_jobs = [job for job in jobs if job.values["distributed"]["name"] != "none"]
     for job in jobs:
@@ -53,12 +53,12 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
 
 def _require_packages(jobs: list[Job]) -> None:
     """Require the packages of the jobs' trackers and of pytorch-optimizer, once for each choice."""
-    by_choices = {
-        str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs
-    }
-    for job in by_choices.values():
-        if job.values["tracking"]["name"] == "none" and "class_name" not in job.values["optimizer"]:
-            continue  # needs no package, which saves composing it
+    job_by_choices = {str([job.values["tracking"], job.values["optimizer"]]): job for job in jobs}
+    for job in job_by_choices.values():
+        has_tracker = job.values["tracking"]["name"] != "none"
+        has_library_class = "class_name" in job.values["optimizer"]
+        if not has_tracker and not has_library_class:
+            continue  # needs no package; composing it would take time
         cfg = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(cfg.tracking))  # type: ignore[arg-type]
         if OmegaConf.get_type(cfg.optimizer) is PytorchOptimizerConfig:
@@ -104,9 +104,9 @@ def refuse_without_evaluation(jobs: list[Job]) -> None:
         is_by_keys = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
         if data["eval_fraction"] == 0 and is_by_keys and data.get("eval") is None:
             raise ConfigError(
-                "data.eval_fraction=0: a search (hydra/sweeper=optuna) goes by an evaluation,"
-                " and there is none. Give data.eval or a fraction above 0, and train on"
-                " all rows when the choice is made."
+                "data.eval_fraction=0: a search (hydra/sweeper=optuna) needs an evaluation, and"
+                " this run has none. Give data.eval or a fraction above 0; after the search, train"
+                " on all rows."
             )
 
 
@@ -130,9 +130,9 @@ def refuse_unfit_confirmation(
     count = count_planned_workloads([job.values for job in jobs])
     if count > 1:
         raise ConfigError(
-            f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that"
-            " judges), and a confirmation is of one choice on one of them. Leave it out, or sweep"
-            " over each workload by itself."
+            f"hydra.sweeper.confirm: this sweep has {count} workloads (tasks, or evaluation data),"
+            " and a confirmation tests one choice on one of them. Leave it out, or start one sweep"
+            " for each workload."
         )
     try:
         request = read_request(**vars(confirm))

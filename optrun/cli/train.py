@@ -41,7 +41,10 @@ _OF_SWEEPS = (
 
 
 def run(argv: list[str]) -> int:
-    """Train a run or a sweep, or show its configuration.
+    """Train a run or a sweep, or answer an option such as `--help` or `--cfg`.
+
+    In a process of a launcher such as torchrun, only rank 0 reads the configuration; the other
+    ranks receive their work from it.
 
     Args:
         argv: Arguments after `optrun`.
@@ -66,7 +69,7 @@ def run(argv: list[str]) -> int:
         _show(hydra, command_line, args, sweeps=sweeps)
         return EXIT_DONE
 
-    def work(leader: Leader | None = None) -> int:
+    def train_or_sweep(leader: Leader | None = None) -> int:
         from rich.console import Console
 
         from optrun.launch.single_run import Caller
@@ -78,11 +81,11 @@ def run(argv: list[str]) -> int:
         return EXIT_DONE
 
     if rank_info is not None:
-        return _join(rank_info, argv, args.overrides, work)
+        return _join(rank_info, argv, args.overrides, train_or_sweep)
     if sys.stderr.isatty():
         # Nothing else appears for seconds.
         sys.stderr.write("optrun: reading configuration, libraries and data ...\n")
-    return work()
+    return train_or_sweep()
 
 
 def _show(
@@ -97,7 +100,7 @@ def _show(
     if command_line.resume is not None:
         raise ConfigError(
             f"resume: --{'cfg' if args.cfg else 'info'} shows what a command line composes, and"
-            " no run. Leave it out; what a run computes stands in its config.yaml."
+            " no run. Leave it out; the configuration of a run is in its config.yaml."
         )
     if sweeps:
         common = [token for token in command_line.overrides if not overrides.is_search(token)]
@@ -212,7 +215,7 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
 
 
 def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> SweepOutcome:
-    """Start a sweep, or go on with one.
+    """Start or continue a sweep, then its confirmation if `hydra.sweeper.confirm` asks for one.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
@@ -227,10 +230,11 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     _refuse_call_in_rank(caller)
     if caller.launched is not None and caller.launched.size > 1:
         raise ConfigError(
-            f"{caller.launched.shown}: a sweep under {caller.launched.launcher} would be started by"
-            f" rank 0 alone. Start it without {caller.launched.launcher}; a job of it may have"
+            f"{caller.launched.shown}: under {caller.launched.launcher} rank 0 alone would start"
+            f" the sweep. Start it without {caller.launched.launcher}; its jobs may have"
             " distributed=ddp."
         )
+    # 1. The overrides of all jobs; those of one optimizer are checked with its contender.
     search_tokens = [token for token in command_line.overrides if overrides.is_search(token)]
     common = [token for token in command_line.overrides if not overrides.is_search(token)]
     forks = Forks(hydra, command_line)
@@ -238,27 +242,31 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     for token in checked:
         if token.startswith("hydra.run."):
             raise ConfigError(
-                f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie."
+                f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR names the folder of its"
+                " jobs."
             )
     cfg = store.compose(hydra, command_line.config_name, forks.complete(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or command_line.resume is not None:
-        raise ConfigError(
-            "resume continues one run; a sweep is taken up by repeating its own command."
-        )
+        raise ConfigError("resume continues one run; to continue a sweep, repeat its command.")
+    # 2. The sweep.
     command_line = replace(command_line, overrides=[*checked, *search_tokens])
     outcome = sweep(hydra, command_line, cfg, caller, forks)
-    if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
+    was_cut_short = outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE)
+    if outcome.confirm is None or was_cut_short:
         return outcome
+    # 3. Its confirmation.
     from optrun.cli.confirm_sweep import confirm
     from optrun.cli.values import read_request
 
     seconds_left = outcome.seconds_left  # one limit for the whole command
     request = read_request(**vars(outcome.confirm))
-    then = confirm(outcome.folder, request, caller, command_line.overrides, seconds=seconds_left)
+    confirmation = confirm(
+        outcome.folder, request, caller, command_line.overrides, seconds=seconds_left
+    )
     return replace(
         outcome,
-        exit_code=then.exit_code or outcome.exit_code,
-        verdict=then.verdict or outcome.verdict,
+        exit_code=confirmation.exit_code or outcome.exit_code,
+        verdict=confirmation.verdict or outcome.verdict,
     )
 
 

@@ -161,7 +161,8 @@ def resolve(*arguments: Any, _node_: Any, _parent_: DictConfig) -> Any:
     """
     if len(arguments) != 1:
         raise ConfigError("the resolver dialect takes one value: ${dialect:DEFAULT}.")
-    presets = DIALECTS.get(getattr(OmegaConf.get_type(_parent_), "DIALECTS_OF", ""), {})
+    optimizer = getattr(OmegaConf.get_type(_parent_), "DIALECTS_OF", "")
+    presets = DIALECTS.get(optimizer, {})
     preset = presets.get(_parent_.get("dialect"), {})
     value = preset.get(_node_._key(), arguments[0])
     if isinstance(value, SameAs):

@@ -110,11 +110,13 @@ def _hints(schema: type) -> dict[str, Any]:
 
 def _is_text(hint: Any) -> bool:
     """Tell whether a type is `str`, a list of `str`, or one of these or None."""
+    if hint is str:
+        return True
     arguments = get_args(hint)
     if get_origin(hint) in (list, tuple, Sequence):
         return all(item in (str, Ellipsis) for item in arguments)
     union_members = [member for member in arguments if member is not type(None)]
-    return hint is str or (bool(union_members) and all(map(_is_text, union_members)))
+    return bool(union_members) and all(map(_is_text, union_members))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -81,7 +81,8 @@ def _names_code(key: str, value: str) -> bool:
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted keys and values of a mapping or list; an empty one counts as a value."""
-    for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, value in items:
         if isinstance(value, dict | list) and value:
             yield from _leaves(value, f"{prefix}{name}.")
         else:

@@ -43,11 +43,14 @@ _KNOWN_WARNINGS = (
 def _times(value: float, factor: float | None) -> float:
     """Multiply for `${times:A,B}` in a YAML, rounded to 12 digits; A if B is null."""
     try:
-        return float(f"{float(value) * (1.0 if factor is None else float(factor)):.12g}")
+        product = float(value)
+        if factor is not None:
+            product *= float(factor)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the resolver times takes two numbers, ${{times:A,B}}, and got {value} and {factor}."
         ) from error
+    return float(f"{product:.12g}")
 
 
 def register_schemas() -> None:

@@ -112,7 +112,7 @@ def test_a_refusal_leaves_nothing(
         assert not Path("new").exists()
     over_two = ("data.eval_fraction=0.1,0.2", "optimizer=lamb,adamw", "lr=2e-3", "seed=0")
     assert sweep(*over_two, "hydra.sweeper.confirm.seeds=5-7", folder="new") == 2
-    assert "hydra.sweeper.confirm: this sweep is over 2 workloads" in capsys.readouterr().err
+    assert "hydra.sweeper.confirm: this sweep has 2 workloads" in capsys.readouterr().err
     for argv, message in [
         (["confirm"], "expected optrun confirm DIR"),
         (["confirm", "nowhere"], "no such directory"),

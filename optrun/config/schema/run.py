@@ -70,7 +70,10 @@ class RunConfig(Checked):
     between seeds."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid callbacks and contradictory choices."""
+        """Refuse invalid callbacks and contradictory choices.
+
+        `adapter=qlora` sets `model.quantization`.
+        """
         super().__post_init__()
         callback_configs(self.callbacks)
         self.expect(
@@ -82,6 +85,15 @@ class RunConfig(Checked):
             self._expect_reader_of_tokens()
         if self.data.streamed_by is not None:
             self._expect_reader_of_streams(self.data.streamed_by)
+        self._check_loss()
+        if isinstance(self.adapter, QloraConfig):
+            self._quantise_base()
+        self._check_quantization()
+        if self.model.dtype is WeightDtype.bfloat16:
+            self._expect_float32_copy()
+
+    def _check_loss(self) -> None:
+        """Refuse label smoothing for tasks without classes, and a chunked loss for other tasks."""
         has_classes = (
             self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets
         )
@@ -102,31 +114,30 @@ class RunConfig(Checked):
             f"auto or false with task={self.task.name}",
             "It is for causal_lm, sft, preference and masked_lm.",
         )
-        lora = isinstance(self.adapter, LoraConfig)
-        sharded = isinstance(self.distributed, FsdpConfig)
-        if isinstance(self.adapter, QloraConfig):
-            self._quantise_base()
+
+    def _check_quantization(self) -> None:
+        """Refuse quantised weights that would be trained, sharded, or changed by LoRA's init."""
         bits = getattr(self.model, "quantization", None)
+        if bits is None:
+            return
         self.model.expect(
-            bits is None or lora,
+            isinstance(self.adapter, LoraConfig),
             "quantization",
             f"null with adapter={self.adapter.name}",
             "Quantised weights cannot be trained; adapter=lora trains factors beside them.",
         )
         self.model.expect(
-            bits is None or not sharded,
+            not isinstance(self.distributed, FsdpConfig),
             "quantization",
             "null with distributed=fsdp",
-            "Quantised weights cannot be cut over ranks; distributed=ddp keeps them whole on each.",
+            "Quantised weights cannot be sharded; distributed=ddp keeps all of them on each rank.",
         )
         self.adapter.expect(
-            bits is None or not isinstance(self.adapter, LoraConfig) or self.adapter.keeps_base,
+            getattr(self.adapter, "keeps_base", True),
             "init_lora_weights",
             f"true with model.quantization={bits}",
-            "A part of quantised weights cannot be taken out of them.",
+            "pissa and olora change the base weights, and quantised weights cannot be changed.",
         )
-        if self.model.dtype is WeightDtype.bfloat16:
-            self._expect_float32_copy()
 
     def _quantise_base(self) -> None:
         """Set `model.quantization=4bit` for `adapter=qlora`; refuse a model without weights."""
