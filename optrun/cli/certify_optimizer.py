@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError
 from optrun.cli.certificate import ProofConsole
 from optrun.cli.parser import VerbArguments
+from optrun.config.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from optrun.certify.optimizer import Verdict
@@ -28,7 +29,6 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
     steps = output.read_whole_number("steps", 20, 1)
     seed = output.read_whole_number("seed", 0, 0)
     dialect = arguments.key_values.get("dialect")
-    from optrun.config.dialects import DIALECTS
 
     if not dialect:
         names = "; ".join(f"{choice}: {', '.join(presets)}" for choice, presets in DIALECTS.items())
@@ -88,7 +88,6 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
     """
     from optrun.certify.optimizer import family_of
     from optrun.config.compose import compose_changed
-    from optrun.config.dialects import DIALECTS
     from optrun.config.overrides import is_hydra
     from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
@@ -129,7 +128,6 @@ def _refuse_dialect_of_another(choice: str, dialect: str, family: str) -> None:
     Raises:
         ConfigError: The message names `family`.
     """
-    from optrun.config.dialects import DIALECTS
     from optrun.optimizer.classes import is_builtin
 
     presets = DIALECTS.get(choice)

@@ -32,8 +32,7 @@ def dispatch(argv: list[str]) -> int:
         if argv and argv[0] in VERBS:
             verb = importlib.import_module(f"optrun.cli.{argv[0]}")
             arguments = verb.parser().parse(argv[1:])
-            code: int = EXIT_DONE if arguments is None else verb.run(arguments)
-            return code
+            return EXIT_DONE if arguments is None else int(verb.run(arguments))
         if argv in (["--help"], ["-h"]):
             from optrun.cli.overview import overview
 

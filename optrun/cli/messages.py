@@ -96,9 +96,8 @@ def _say_unexpected(error: Exception | SystemExit, argv: list[str]) -> int:
     """
     from optrun.config.registry.failures import failure_of_others
 
-    message: OptrunError | None = None
-    if not (isinstance(error, OSError) and error.errno in DISK_CODES):
-        message = failure_of_others(error)
+    is_disk_error = isinstance(error, OSError) and error.errno in DISK_CODES
+    message = None if is_disk_error else failure_of_others(error)
     if message is None and isinstance(error, OSError):
         message = storage_error(error)
     if message is None:

@@ -197,11 +197,11 @@ class VerbParser(argparse.ArgumentParser):
 
             name, _, attached_value = unknown[0].partition("=")
             value = word_after(unknown[0], argv) or attached_value
-            hint = self.instead.get(name.lstrip("-")) or translate_option(
-                name, self.keys, value=value
+            hint = (
+                self.instead.get(name.lstrip("-"))
+                or translate_option(name, self.keys, value=value)
+                or did_you_mean(name, self._option_string_actions)
             )
-            if not hint:
-                hint = did_you_mean(name, self._option_string_actions)
             raise ConfigError(f"{name}: no such option. {hint}".rstrip())
         for name, value in vars(options).items():
             if value == "":

@@ -1,6 +1,6 @@
 """`optrun report`: compare finished and unfinished runs or sweeps."""
 
-from optrun.base.errors import EXIT_DONE, ConfigError
+from optrun.base.errors import EXIT_DONE
 from optrun.cli.parser import VerbArguments, VerbParser
 
 _AGAIN = "While a sweep runs, type optrun report DIR again, or look at its study: optuna-dashboard."
@@ -45,15 +45,12 @@ def run(arguments: VerbArguments) -> int:
     from optrun.cli.values import read_number
     from optrun.report.build import report
 
-    try:
-        matters = read_number(
-            "matters",
-            typed.get("matters"),
-            "a number above 0, the smallest difference that counts: matters=0.01",
-            0,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"optrun report {error}") from error
+    matters = read_number(
+        "optrun report matters",
+        typed.get("matters"),
+        "a number above 0, the smallest difference that counts: matters=0.01",
+        0,
+    )
     report(
         arguments.positional,
         out=arguments.out,

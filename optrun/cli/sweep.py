@@ -178,9 +178,7 @@ def run_points(
     cfg = store.compose(hydra, command.config_name, list(command.overrides), RunMode.MULTIRUN)
     recipe_options = sweeper_options(cfg)
     option_names = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
-    options = replace(
-        _plain_grid(), **{name: getattr(recipe_options, name) for name in option_names}
-    )
+    options = _plain_grid(**{name: getattr(recipe_options, name) for name in option_names})
     compose = jobs_of.Composer(hydra, command.config_name)
     jobs = jobs_of.build_jobs(compose, points)
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)

@@ -18,6 +18,7 @@ from optrun.config import registry
 from optrun.config.groups import CHOICES, GROUPS
 from optrun.config.original_cwd import PATHS
 from optrun.config.schema.run import RunConfig
+from optrun.config.types import in_yaml
 
 _PLAIN = re.compile(r"[^\s,'\"\[\](){}$\\\\]+")
 """A word without special characters of Hydra's grammar."""
@@ -205,10 +206,8 @@ def in_grammar(value: object) -> str:
         >>> print(in_grammar({"a": [1, 2.5, True, None, "text", "true", "a\\b"]}))
         {a:[1,2.5,true,null,text,'true','a\b']}
     """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return str(in_yaml(value))
     if isinstance(value, str):
         return value if _NAME.fullmatch(value) else quote_path(value)
     if isinstance(value, list | tuple):

@@ -139,10 +139,10 @@ def same_files(before: object, after: object, folder: Path | None) -> bool:
         folder: Where the run was started; None, if unknown: the current folder.
     """
     saved_paths = _resolve_paths(before, folder or Path.cwd())
-    return bool(saved_paths == _resolve_paths(after, Path.cwd()))
+    return saved_paths == _resolve_paths(after, Path.cwd())
 
 
-def _resolve_paths(value: object, folder: Path) -> Any:
+def _resolve_paths(value: object, folder: Path) -> object:
     """Put a folder before each existing relative path of a value, and normalize all paths."""
     if isinstance(value, list):
         return [_resolve_paths(item, folder) for item in value]

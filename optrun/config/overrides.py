@@ -249,11 +249,12 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
         raise ConfigError(
             f"{override.input_line}: {group} is a choice of names, not a range of numbers."
         )
+    adds_or_deletes = override.is_add() or override.is_delete()
     unknown = [value for value in values_of(override) if value not in store.GROUPS[group]]
-    if not unknown and not override.is_delete() and not override.is_add():
+    if not unknown and not adds_or_deletes:
         return
     options = hydra.config_loader.get_group_options(group)  # includes choices of the user's
-    if override.is_delete() or override.is_add():
+    if adds_or_deletes:
         raise ConfigError(
             f"{override.input_line}: a run needs one {group}. Write {group}=NAME;"
             f" {did_you_mean('', options)}"

@@ -243,8 +243,6 @@ def typed(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{key} is missing: give {key}=VALUE{rest}.")
     try:
         config = OmegaConf.to_object(cfg)
-    except ConfigError:
-        raise
     except OmegaConfBaseException as error:
         raise interpolation_error(cfg, error) from error
     assert isinstance(config, RunConfig)

@@ -149,8 +149,8 @@ class RunConfig(Checked):
             f"none or lora with model={model.name}",
             "It quantises pretrained weights: model=pretrained model.path=NAME.",
         )
-        if isinstance(model, PretrainedConfig):
-            model.quantization = "4bit"
+        assert isinstance(model, PretrainedConfig)
+        model.quantization = "4bit"
 
     def _expect_float32_copy(self) -> None:
         """Refuse bfloat16 weights unless the trained ones have a float32 copy.
