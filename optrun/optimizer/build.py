@@ -212,8 +212,9 @@ def divide_groups(
     muon = {k: v for k, v in options.items() if k not in ("betas", "eps", "companion_lr_scale")}
     companion = {k: v for k, v in options.items() if k in ("betas", "eps", "weight_decay")}
     lr_scale = options.get("companion_lr_scale", 1.0)
-    names_muon = [group.get("optimizer") == "muon" for group in param_groups]
-    return _split_for_muon(groups, names_muon, lr_scale), {"muon": muon, COMPANION: companion}
+    named_by_rule = [group.get("optimizer") == "muon" for group in param_groups]
+    split = _split_for_muon(groups, named_by_rule, lr_scale)
+    return split, {"muon": muon, COMPANION: companion}
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
@@ -268,6 +269,17 @@ def _role(group: Group, name: str) -> str | None:
     return group.get("role") or (LORA if is_lora(name) else None)
 
 
+def _companion_group(group: Group, params: list[Any], lr_scale: float) -> ParamGroup:
+    """Copy a group for Muon's companion, with other `params`, and scale its lr if not absolute."""
+    companion_group = {**group, "params": params, "optimizer": COMPANION}
+    has_absolute_lr = "lr" in group and "lr_scale" not in group
+    if not has_absolute_lr:
+        companion_group["lr_scale"] = group.get("lr_scale", 1.0) * lr_scale
+        if "lr" in group:
+            companion_group["lr"] = group["lr"] * lr_scale
+    return companion_group
+
+
 def _split_for_muon(
     groups: Sequence[Group], named_by_rule: Sequence[bool], lr_scale: float
 ) -> list[ParamGroup]:
@@ -285,7 +297,7 @@ def _split_for_muon(
         ValueError: A parameter is a flat piece of FSDP1.
     """
     split: list[ParamGroup] = []
-    left_factors: list[str] = []
+    lora_factors: list[str] = []
     for group, is_named in zip(groups, named_by_rule, strict=True):
         if group["optimizer"] != "muon":
             split.append(dict(group))
@@ -294,22 +306,16 @@ def _split_for_muon(
         refuse_flat_pieces(pairs, "Muon")  # which are 1-D: the companion would step them all
         hidden, rest = split_hidden_matrices(group, factors=is_named)
         if not is_named:
-            left_factors += [name for name, _ in pairs if _role(group, name) == LORA]
+            lora_factors += [name for name, _ in pairs if _role(group, name) == LORA]
         if hidden:
             split.append({**group, "params": hidden})
         if rest:
-            companion_group = {**group, "params": rest, "optimizer": COMPANION}
-            has_absolute_lr = "lr" in group and "lr_scale" not in group
-            if not has_absolute_lr:
-                companion_group["lr_scale"] = group.get("lr_scale", 1.0) * lr_scale
-                if "lr" in group:
-                    companion_group["lr"] = group["lr"] * lr_scale
-            split.append(companion_group)
+            split.append(_companion_group(group, rest, lr_scale))
     # Otherwise the companion would train the whole model under Muon's name.
-    if left_factors and all(group["optimizer"] != "muon" for group in split):
+    if lora_factors and all(group["optimizer"] != "muon" for group in split):
         raise ConfigError(
-            f"optimizer=muon: all matrices that train are factors of a LoRA ({left_factors[0]}"
-            f" and {len(left_factors) - 1} more), which are left to {COMPANION}. So Muon has"
+            f"optimizer=muon: all matrices that train are factors of a LoRA ({lora_factors[0]}"
+            f" and {len(lora_factors) - 1} more), which are left to {COMPANION}. So Muon has"
             f" nothing to step. Take optimizer={COMPANION}, or let Muon orthogonalise each factor:"
             " param_groups.rules=[{pattern: lora_, optimizer: muon}]."
         )

@@ -151,7 +151,8 @@ class Composite(NamedOptimizer):
     def _add_member(self, name: str, groups: list[ParamGroup]) -> None:
         """Build the member of a name over its groups; it shares the state of the composite."""
         lr = self._base_functions.get("lr", self.defaults["lr"])
-        member = class_of_member(name)(groups, **{"lr": lr, **self._options.get(name, {})})
+        options = {"lr": lr, **self._options.get(name, {})}
+        member = class_of_member(name)(groups, **options)
         member.state = self.state
         member._lr_driven_by = self._lr_driven_by
         self.members[name] = member

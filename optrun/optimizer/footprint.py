@@ -49,7 +49,7 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         for name, param in zip(group["param_names"], group["params"], strict=True):
             kinds[name] = (index, param.shape, param.dtype)
             param_of_kind.setdefault(kinds[name], param)
-    for replace, nbytes in ((_on_meta, _nbytes), (_small, _nbytes_of_small)):
+    for replace, count_bytes in ((_on_meta, _nbytes), (_small, _nbytes_of_small)):
         try:
             with preserved_random_states():
                 copied, params = _copy_over(optimizer, replace)
@@ -60,7 +60,7 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
             # It reads values, which the meta device does not have, or needs something not copied.
             continue
         sizes = {
-            kind: _sum_nbytes(copied.state.get(params[param], {}), param, nbytes)
+            kind: _sum_nbytes(copied.state.get(params[param], {}), param, count_bytes)
             for kind, param in param_of_kind.items()
         }
         return {name: sizes[kind] for name, kind in kinds.items()}

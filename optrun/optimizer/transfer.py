@@ -174,13 +174,8 @@ def transfer_groups(
         for name, param in group["params"]:
             rule, options = rules_and_options[name]
             size = sizes[name]
-            if size.logits != 1 and options["adapted"] and name.endswith("bias"):
-                raise ConfigError(
-                    f"parametrization=mup: {name} scales the logits of a tied head and begins at"
-                    " zero, where a trust ratio is 1 whatever its scale. Leave it unadapted:"
-                    " optimizer.always_adapt=false param_groups=standard; or give"
-                    " model.config.tie_word_embeddings=false."
-                )
+            if size.logits != 1 and options["adapted"]:
+                _refuse_adapted_bias(name)
             factors = _factors(size, rule, options, keeps_decay=keeps_decay)
             description = _describe_factors(size, rule, factors)
             if description not in by_description:
@@ -225,6 +220,17 @@ def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) ->
     if rule in ("adam", "lamb") and isinstance(options.get("eps"), float):
         eps = _eps(size)
     return _Factors(lr, decay, eps)
+
+
+def _refuse_adapted_bias(name: str) -> None:
+    """Refuse an adapted bias that scales logits, since at zero its trust ratio is always 1."""
+    if name.endswith("bias"):
+        raise ConfigError(
+            f"parametrization=mup: {name} scales the logits of a tied head and begins at zero,"
+            " where a trust ratio is 1 whatever its scale. Leave it unadapted:"
+            " optimizer.always_adapt=false param_groups=standard; or give"
+            " model.config.tie_word_embeddings=false."
+        )
 
 
 def _scaled_group(group: Group, options: Options, factors: _Factors) -> ParamGroup:

@@ -235,5 +235,6 @@ class UseRecorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return torch.ones((), dtype=args[0].dtype, device="cpu").item()
         if func is torch.ops.aten._grouped_mm.default:  # on shapes torch has it for bfloat16 alone
-            return args[0].new_empty(*args[0].shape[:-1], args[1].shape[-1])
+            left, right = args[:2]
+            return left.new_empty(*left.shape[:-1], right.shape[-1])
         return func(*args, **(kwargs or {}))

@@ -129,7 +129,8 @@ def _is_linear(norm: nn.Module) -> bool:
         return False
     for param in params:
         param.copy_(torch.arange(1, param.numel() + 1).cos().view_as(param))
-    x = torch.arange(2 * params[0].numel()).sin().double().view(2, -1)
+    width = params[0].numel()
+    x = torch.arange(2 * width).sin().double().view(2, width)
     output = norm_copy(x)
     for param in params:
         param.mul_(2)

@@ -88,7 +88,8 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
-        scale_(gradients, (max_norm / (lengths + eps)).clamp(max=1.0).unbind())
+        factors = (max_norm / (lengths + eps)).clamp(max=1.0)
+        scale_(gradients, factors.unbind())
 
     return rule
 
@@ -99,6 +100,7 @@ def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
         total_norm = torch.linalg.vector_norm(lengths)
-        scale_(gradients, [(max_norm / (total_norm + eps)).clamp(max=1.0)])
+        factor = (max_norm / (total_norm + eps)).clamp(max=1.0)
+        scale_(gradients, [factor])
 
     return rule

@@ -33,7 +33,8 @@ FLAGS = (
 
 def digest() -> str:
     """Return a digest of `step.c` and the compiler's flags; the compiled file holds it."""
-    return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    content = SOURCE.read_bytes() + " ".join(FLAGS).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def compiler() -> list[str] | None:
