@@ -48,6 +48,8 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     """
     undisturbed = load_checkpoint(straight.checkpoint(step))
     resumed = load_checkpoint(other.checkpoint(step))
+    one = undisturbed.metadata
+    two = resumed.metadata
     undisturbed_counters = _counters(undisturbed)
     resumed_counters = _counters(resumed)
     undisturbed_order = {key: undisturbed_counters.pop(key) for key in _ORDER_KEYS}
@@ -57,19 +59,13 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
         _compare_tensors(
             "optimizer state", names.CHECKPOINT_OPTIMIZER, undisturbed.optimizer, resumed.optimizer
         ),
-        _compare_values(
-            "optimizer counters and groups",
-            undisturbed.metadata.optimizer,
-            resumed.metadata.optimizer,
-        ),
-        _compare_values("schedule", undisturbed.metadata.scheduler, resumed.metadata.scheduler),
-        _compare_values("loss scale", undisturbed.metadata.scaler, resumed.metadata.scaler),
-        _compare_values("random states", undisturbed.metadata.random, resumed.metadata.random),
+        _compare_values("optimizer counters and groups", one.optimizer, two.optimizer),
+        _compare_values("schedule", one.scheduler, two.scheduler),
+        _compare_values("loss scale", one.scaler, two.scaler),
+        _compare_values("random states", one.random, two.random),
         _compare_values("sample order", undisturbed_order, resumed_order),
         _compare_values("counters", undisturbed_counters, resumed_counters),
-        _compare_values(
-            "callbacks", undisturbed.metadata.callbacks or {}, resumed.metadata.callbacks or {}
-        ),
+        _compare_values("callbacks", one.callbacks or {}, two.callbacks or {}),
         _compare_values("metrics lines", _metrics_lines(straight), _metrics_lines(other)),
     ]
 
@@ -80,12 +76,17 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
     These are `seconds`, and `perf/...` among the last metrics, here and in `without_end`: the
     counters as they would be without an evaluation at the end.
     """
-    train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
+    train = dict(snapshot.metadata.train)
+    train.pop("seconds", None)
     train["without_end"] = dict(train.get("without_end", {}))
     for counters in (train, train["without_end"]):
-        if "last" in counters:
-            last = counters["last"]
-            counters["last"] = {k: value for k, value in last.items() if not k.startswith("perf/")}
+        if "last" not in counters:
+            continue
+        last_metrics = {}
+        for name, value in counters["last"].items():
+            if not name.startswith("perf/"):
+                last_metrics[name] = value
+        counters["last"] = last_metrics
     return train
 
 
@@ -102,7 +103,10 @@ def _metrics_lines(run: RunDir) -> dict[str, object]:
 
 
 def _compare_tensors(
-    name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
+    name: str,
+    file: str,
+    one: Mapping[str, torch.Tensor],
+    two: Mapping[str, torch.Tensor],
 ) -> Section:
     """Compare named tensors bit by bit.
 
@@ -128,10 +132,12 @@ def _first_tensor_difference(
             return f"{key} is only in the undisturbed run"
         if key not in one:
             return f"{key} is only in the resumed run"
-        if one[key].dtype != two[key].dtype or one[key].shape != two[key].shape:
-            return f"{key}: {_kind(one[key])} against {_kind(two[key])}"
-        if tensor_digest(one[key]) != tensor_digest(two[key]):
-            distances = (one[key].double() - two[key].double()).abs()
+        before = one[key]
+        after = two[key]
+        if before.dtype != after.dtype or before.shape != after.shape:
+            return f"{key}: {_kind(before)} against {_kind(after)}"
+        if tensor_digest(before) != tensor_digest(after):
+            distances = (before.double() - after.double()).abs()
             count = int((distances != 0).sum())
             return (
                 f"{key}: {count:,} of {distances.numel():,} values differ,"
@@ -171,7 +177,9 @@ def first_difference(one: object, two: object, where: str) -> str | None:
 
 
 def _first_difference_of_mappings(
-    one: Mapping[str, object], two: Mapping[str, object], where: str
+    one: Mapping[str, object],
+    two: Mapping[str, object],
+    where: str,
 ) -> str | None:
     """Describe the first difference of two mappings, see `first_difference`."""
     for key in {**one, **two}:

@@ -63,8 +63,10 @@ def _norm(x: Tensor) -> float:
     return math.sqrt(float((x * x).sum()))
 
 
-def _trust_ratio(weight_norm: float, update_norm: float) -> float:
-    """Return weight_norm / update_norm; 1 if one of them is 0."""
+def _trust_ratio(w: Tensor, u: Tensor, *, largest_norm: float = math.inf) -> float:
+    """Return min(|w|, largest_norm) / |u|; 1 if one of the norms is 0."""
+    weight_norm = min(_norm(w), largest_norm)
+    update_norm = _norm(u)
     if weight_norm > 0 and update_norm > 0:
         return weight_norm / update_norm
     return 1.0
@@ -73,7 +75,9 @@ def _trust_ratio(weight_norm: float, update_norm: float) -> float:
 def _adam_update(s: Slot, n: Hyperparameters, t: int) -> Tensor:
     """Compute Adam's direction from the moments, bias-corrected for step t."""
     b1, b2 = n.betas
-    return (s.m / (1 - b1**t)) / (torch.sqrt(s.v / (1 - b2**t)) + n.eps)
+    m_hat = s.m / (1 - b1**t)
+    v_hat = s.v / (1 - b2**t)
+    return m_hat / (torch.sqrt(v_hat) + n.eps)
 
 
 def _uncorrected_update(s: Slot, n: Hyperparameters) -> Tensor:
@@ -82,7 +86,13 @@ def _uncorrected_update(s: Slot, n: Hyperparameters) -> Tensor:
 
 
 def _lamb_step(
-    w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, t: int, *, adapts: bool = True
+    w: Tensor,
+    g: Tensor,
+    s: Slot,
+    n: Hyperparameters,
+    t: int,
+    *,
+    adapts: bool = True,
 ) -> Tensor:
     """Return weights after LAMB's step; replaces the moments in `s`.
 
@@ -91,7 +101,7 @@ def _lamb_step(
     """
     _update_moments(g, s, n)
     u = _adam_update(s, n, t) + n.decay * w
-    ratio = _trust_ratio(_norm(w), _norm(u)) if adapts else 1.0
+    ratio = _trust_ratio(w, u) if adapts else 1.0
     return w - n.lr * ratio * u
 
 
@@ -118,8 +128,9 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     _update_moments(g, s, n)
     b1, b2 = n.betas
     u = _uncorrected_update(s, n) + n.decay * w
-    coeff = min(max(_trust_ratio(_norm(w), _norm(u)), 0.01), 10.0)
-    return w - n.lr * math.sqrt(1 - b2**s.grad_count) / (1 - b1**s.grad_count) * coeff * u
+    coeff = min(max(_trust_ratio(w, u), 0.01), 10.0)
+    corrected_lr = n.lr * math.sqrt(1 - b2**s.grad_count) / (1 - b1**s.grad_count)
+    return w - corrected_lr * coeff * u
 
 
 def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -135,7 +146,7 @@ def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     _update_moments(g, s, n)
     w = w - n.lr * n.decay * w
     u = _adam_update(s, n, n.step)
-    return w - n.lr * _trust_ratio(_norm(w), _norm(u)) * u
+    return w - n.lr * _trust_ratio(w, u) * u
 
 
 def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -159,7 +170,7 @@ def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> T
     """Compute the step of torch_optimizer 0.3, lamb.py: |w| at most 10, no bias correction."""
     _update_moments(g, s, n)
     u = _uncorrected_update(s, n) + n.decay * w
-    return w - n.lr * _trust_ratio(min(_norm(w), 10.0), _norm(u)) * u
+    return w - n.lr * _trust_ratio(w, u, largest_norm=10.0) * u
 
 
 def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -189,7 +200,8 @@ def _adamax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, maximum: Tensor) 
 def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of torch/optim/adamax.py: coupled decay, eps beside |g|."""
     g = g + n.decay * w
-    return _adamax(w, g, s, n, torch.maximum(n.betas[1] * s.v, g.abs() + n.eps))
+    maximum = torch.maximum(n.betas[1] * s.v, g.abs() + n.eps)
+    return _adamax(w, g, s, n, maximum)
 
 
 def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -204,7 +216,8 @@ def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Adamax`, `L2Decay`: eps beside the decayed maximum."""
     g = g + n.decay * w
-    return _adamax(w, g, s, n, torch.maximum(n.betas[1] * s.v + n.eps, g.abs()))
+    maximum = torch.maximum(n.betas[1] * s.v + n.eps, g.abs())
+    return _adamax(w, g, s, n, maximum)
 
 
 def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -216,7 +229,8 @@ def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     w = w - n.lr * n.decay * w
     s.m = b1 * s.m + (1 - b1) * g
     s.v = torch.maximum(b2 * s.v, g.abs())
-    return w - n.lr * s.m / ((1 - b1**s.grad_count) * (s.v + n.eps))
+    correction = 1 - b1**s.grad_count
+    return w - n.lr * s.m / (correction * (s.v + n.eps))
 
 
 def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -236,7 +250,9 @@ def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     _update_moments(g, s, n)
     if not n.peak:
         return w
-    return w - n.lr / n.peak * (n.peak * _adam_update(s, n, s.grad_count) + n.decay * w)
+    multiplier = n.lr / n.peak
+    update = n.peak * _adam_update(s, n, s.grad_count)
+    return w - multiplier * (update + n.decay * w)
 
 
 FORMULAS: Mapping[str, Mapping[str, Formula]] = {
@@ -277,7 +293,9 @@ class FormulaReference:
         }
 
     def step(
-        self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
+        self,
+        grads: Mapping[str, Tensor | None],
+        hyperparameters: Mapping[str, Hyperparameters],
     ) -> None:
         """Step every tensor with a gradient; its entry of `weights` is replaced."""
         for name, grad in grads.items():

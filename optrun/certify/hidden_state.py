@@ -31,11 +31,17 @@ def hidden_attributes(build: Builder) -> list[str]:
     for number in range(_STEPS):
         _step(stepped, number)
     after = _plain_attributes(stepped)
-    changed = [name for name, value in after.items() if not _same(before.get(name), value)]
+    changed = []
+    for name, value in after.items():
+        if not _same(before.get(name), value):
+            changed.append(name)
     if not changed:
         return []
     # 2. Find those among them that a state dict does not restore.
-    resumed = build([(name, torch.nn.Parameter(p.detach().clone())) for name, p in params])
+    copies = []
+    for name, param in params:
+        copies.append((name, torch.nn.Parameter(param.detach().clone())))
+    resumed = build(copies)
     resumed.load_state_dict(copy.deepcopy(stepped.state_dict()))
     for optimizer in (stepped, resumed):
         _step(optimizer, _STEPS)
@@ -88,7 +94,7 @@ def _is_plain(value: object) -> bool:
         return all(_is_plain(item) for item in value)
     if isinstance(value, torch.nn.Parameter):
         return False
-    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+    return value is None or isinstance(value, (int, float, str, torch.Tensor))
 
 
 def _same(one: object, other: object) -> bool:

@@ -81,7 +81,10 @@ class Stepper(Protocol):
         """The current weights by name."""
 
     def step(
-        self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Hyperparameters], /
+        self,
+        grads: Mapping[str, Tensor | None],
+        numbers: Mapping[str, Hyperparameters],
+        /,
     ) -> None:
         """Take one step."""
 
@@ -143,7 +146,12 @@ class Ours(TorchStepper):
     """
 
     def __init__(
-        self, config: Any, groups: Groups, problem: Problem, lr: float, **options: Any
+        self,
+        config: Any,
+        groups: Groups,
+        problem: Problem,
+        lr: float,
+        **options: Any,
     ) -> None:
         super().__init__(problem.weights)
         copied_groups = []
@@ -155,7 +163,11 @@ class Ours(TorchStepper):
             group["initial_lr"] = group["lr"]
 
     def hyperparameters(
-        self, multiplier: float, step: int, eps: float, betas: tuple[float, float]
+        self,
+        multiplier: float,
+        step: int,
+        eps: float,
+        betas: tuple[float, float],
     ) -> dict[str, Hyperparameters]:
         """Return the hyper-parameters of each tensor in one step, by name.
 
@@ -432,7 +444,10 @@ def defaults_of(choice: str) -> PlainDict:
 
 
 def find_closing_options(
-    comparison: Comparison, choice: str, dialect: str, options: Mapping[str, object]
+    comparison: Comparison,
+    choice: str,
+    dialect: str,
+    options: Mapping[str, object],
 ) -> dict[str, object] | None:
     """Find a few changes of options to make our optimizer equal to the other one.
 
@@ -487,7 +502,9 @@ def _makes_equal(
 
 
 def _change_one_by_one(
-    comparison: Comparison, choice: str, options: Mapping[str, object]
+    comparison: Comparison,
+    choice: str,
+    options: Mapping[str, object],
 ) -> dict[str, object] | None:
     """Change one option after another to a value of `ALTERNATIVES`, until the optimizers are equal.
 

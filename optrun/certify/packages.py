@@ -81,7 +81,9 @@ class TorchStepper:
         return {name: param.detach() for name, param in self.params.items()}
 
     def step(
-        self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
+        self,
+        grads: Mapping[str, Tensor | None],
+        hyperparameters: Mapping[str, Hyperparameters],
     ) -> None:
         """Set the gradients (None: the tensor has none) and the learning rates, and take a step."""
         for name, grad in grads.items():

@@ -61,7 +61,11 @@ class Child:
     """
 
     def __init__(
-        self, main: Main, argv: list[str], log: Path, imported: Path | None = None
+        self,
+        main: Main,
+        argv: list[str],
+        log: Path,
+        imported: Path | None = None,
     ) -> None:
         self.log = log
         self.imported = imported

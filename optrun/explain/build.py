@@ -51,7 +51,9 @@ from optrun.scheduler.builders import count_warmup_steps
 
 
 def explain(
-    config: RunConfig, model: nn.Module | None = None, trunk: TrunkState | None = None
+    config: RunConfig,
+    model: nn.Module | None = None,
+    trunk: TrunkState | None = None,
 ) -> Facts:
     """Build everything on the meta device, and collect the facts of the configuration.
 
@@ -321,7 +323,10 @@ def _clip_in_words(config: RunConfig) -> str:
 
 
 def _fork_facts(
-    trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, steps: int
+    trunk: TrunkState,
+    optimizer: Optimizer,
+    scheduler: Scheduler,
+    steps: int,
 ) -> ForkFacts:
     """Describe what a fork takes over from its trunk.
 

@@ -91,7 +91,11 @@ def sample_data(config: RunConfig, notes: list[str]) -> Sampled | None:
     # training rows outside the sample may have them.
     eval_sets = {name: _sample_rows(split) for name, split in source.eval_sets.items()}
     sample = replace(
-        source, train=_sample_rows(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
+        source,
+        train=_sample_rows(source.train),
+        eval_sets=eval_sets,
+        cut_from_train=True,
+        notes=[],
     )
     looked_at = _count_rows(sample)
     if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):

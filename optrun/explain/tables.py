@@ -72,31 +72,18 @@ def _headline(facts: Facts) -> RenderableType:
     grid.add_column(overflow="fold")
     groups = len({tensor.group for tensor in facts.tensors})
     frozen = f", {count(facts.frozen_parameters)} frozen" if facts.frozen else ""
-    grid.add_row(
-        "model",
-        Text.assemble(
-            (facts.model, "bold"),
-            f" for {facts.task}: {count(facts.parameters)} trainable parameters{frozen}",
-        ),
-    )
-    grid.add_row(
-        "optimizer",
-        Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"),
-    )
+    parameters = f"{count(facts.parameters)} trainable parameters{frozen}"
+    grid.add_row("model", _with_bold_name(facts.model, f" for {facts.task}: {parameters}"))
+    step = f" at lr {rate(facts.lr)}, clip {facts.clip}"
+    grid.add_row("optimizer", _with_bold_name(facts.optimizer, step))
     grid.add_row("kernel", printable(facts.kernel))
     if facts.waits is not None:
         grid.add_row("waits", printable(f"each step for its loss; {facts.waits}"))
     if facts.options.get("dialect"):
-        grid.add_row(
-            "dialect",
-            Text.assemble((facts.options["dialect"], "bold"), f": {_resolved(facts.options)}"),
-        )
-    grid.add_row(
-        "groups",
-        Text.assemble(
-            (facts.param_groups, "bold"), f": {groups} groups, {len(facts.tensors)} tensors"
-        ),
-    )
+        dialect = str(facts.options["dialect"])
+        grid.add_row("dialect", _with_bold_name(dialect, f": {_resolved(facts.options)}"))
+    counts = f": {groups} groups, {len(facts.tensors)} tensors"
+    grid.add_row("groups", _with_bold_name(facts.param_groups, counts))
     for index, rule in enumerate(facts.rules):
         grid.add_row("" if index else "rules", rule)
     memory = facts.rank_memory
@@ -104,9 +91,9 @@ def _headline(facts: Facts) -> RenderableType:
         shared = "each with the whole model"
         if memory.distributed == "fsdp":
             shared = f"a model in {memory.shards} shards"
-        ranks = plural(memory.ranks, "rank")
-        grid.add_row("ranks", Text.assemble((memory.distributed, "bold"), f": {ranks}, {shared}"))
-    grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
+        ranks = f": {plural(memory.ranks, 'rank')}, {shared}"
+        grid.add_row("ranks", _with_bold_name(memory.distributed, ranks))
+    grid.add_row("schedule", _with_bold_name(facts.scheduler, f" {_length(facts)}"))
     if facts.branch is not None:
         fork = facts.branch
         grid.add_row(
@@ -116,6 +103,11 @@ def _headline(facts: Facts) -> RenderableType:
         grid.add_row("", printable(f"optimizer state: {fork.optimizer_state}"))
         grid.add_row("", f"schedule: {fork.schedule}; lr of the first step {rate(fork.first_lr)}")
     return grid
+
+
+def _with_bold_name(name: str, text: str) -> Text:
+    """Join a name in bold and the text after it."""
+    return Text.assemble((name, "bold"), text)
 
 
 def _resolved(options: Mapping[str, object]) -> str:

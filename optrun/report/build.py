@@ -432,13 +432,23 @@ def _draw(picture: Picture) -> bytes:
     """Draw a picture with its title above it, as a PNG file."""
     figure = picture.draw()
     figure.suptitle(
-        picture.title, x=0.012, ha="left", fontsize=12, color=INK, fontweight="bold", wrap=True
+        picture.title,
+        x=0.012,
+        ha="left",
+        fontsize=12,
+        color=INK,
+        fontweight="bold",
+        wrap=True,
     )
     return to_png(figure, dpi=160 if figure.get_figwidth() > 8 else 240)
 
 
 def _write_files(
-    folder: Path, stem: str, content: Mapping[str, object], csv: str, pictures: Sequence[Picture]
+    folder: Path,
+    stem: str,
+    content: Mapping[str, object],
+    csv: str,
+    pictures: Sequence[Picture],
 ) -> list[Path]:
     """Write the HTML and Markdown pages, the CSV file and the pictures; return the paths.
 

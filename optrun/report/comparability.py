@@ -31,11 +31,11 @@ _GROUPS_OF_EXAMPLES = ("data.", "model.", "task.")
 
 
 def unify_paths(runs: Sequence[Run]) -> None:
-    """Spell paths to the same files as the first run does.
+    """Replace paths to the same files by one spelling, that of the first run.
 
-    Two paths lead to the same files if they exist and are the same place, a relative one seen from
-    where its run was started; or if two runs of one seed saw the same examples by them, which
-    holds for files that were moved, too.
+    Two paths lead to the same files if both exist and resolve to the same place; a relative path
+    starts where its run was started. They also do if two runs of one seed saw the same examples
+    through them, even if the files were moved since.
 
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.
@@ -55,8 +55,11 @@ def unify_paths(runs: Sequence[Run]) -> None:
             folder = folder_of_start(RunDir(run.path).hydra)
             candidates = (_identify_examples(run, key), _identify_files(value, folder))
             identities = [identity for identity in candidates if identity is not None]
-            earlier_spellings = [spellings[item] for item in identities if item in spellings]
-            spelling = earlier_spellings[0] if earlier_spellings else value
+            spelling = value
+            for identity in identities:
+                if identity in spellings:
+                    spelling = spellings[identity]
+                    break
             for identity in identities:
                 spellings.setdefault(identity, spelling)
             if spelling != value:
@@ -184,10 +187,12 @@ def _name_task(run: Run) -> str:
 def _explain_different_rows(runs: Sequence[Run]) -> str:
     """Explain why runs of one seed were evaluated on different rows; empty if they were not.
 
-    Runs without a recorded fingerprint are ignored. The files changed if runs with equal settings
-    have different fingerprints. Rows are the same if all fingerprints are, whatever the settings.
+    Runs without a recorded fingerprint of their examples are ignored. If runs with equal settings
+    have different fingerprints, the files changed between them. If settings and fingerprints both
+    differ, the runs chose different rows. Equal fingerprints mean equal rows, whatever the
+    settings.
     """
-    rows: set[tuple[object, ...]] = set()
+    evaluation_settings: set[tuple[object, ...]] = set()
     fingerprints: set[str] = set()
     fingerprint_of_settings: dict[tuple[tuple[str, str], ...], str] = {}
     for run in runs:
@@ -195,13 +200,13 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
         fingerprint = str(run.from_summary("data", "fingerprint")).partition("-")[2]
         if not fingerprint:
             continue
-        rows.add(_evaluation_settings(run))
+        evaluation_settings.add(_evaluation_settings(run))
         fingerprints.add(fingerprint)
         keys = sorted(key for key in run.config if key.startswith(_GROUPS_OF_EXAMPLES))
         settings = tuple((key, str(run.config[key])) for key in keys)
         if fingerprint_of_settings.setdefault(settings, fingerprint) != fingerprint:
             return "the content of the evaluation data changed between the runs"
-    if len(rows) > 1 and len(fingerprints) > 1:
+    if len(evaluation_settings) > 1 and len(fingerprints) > 1:
         names = sorted({name_data(run) for run in runs})
         return f"the runs were evaluated on different rows ({', '.join(names[:4])})"
     return ""

@@ -255,7 +255,10 @@ def is_implied(key: str, other_keys: Sequence[str], runs: Iterable[Run]) -> bool
 
 
 def build_configurations(
-    runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str
+    runs: Sequence[Run],
+    keys: Sequence[str],
+    metric: str,
+    mode: str,
 ) -> list[Configuration]:
     """Join runs with equal settings and different seeds into configurations.
 
@@ -291,7 +294,10 @@ def build_configurations(
 
 
 def _join_seeds(
-    settings: dict[str, Setting], runs: list[Run], metric: str, worst: float | None
+    settings: dict[str, Setting],
+    runs: list[Run],
+    metric: str,
+    worst: float | None,
 ) -> Configuration:
     """Join the runs of one configuration: one score for each seed.
 
@@ -328,7 +334,9 @@ def _join_seeds(
 
 
 def build_contenders(
-    configurations: Sequence[Configuration], keys: Sequence[str], mode: str
+    configurations: Sequence[Configuration],
+    keys: Sequence[str],
+    mode: str,
 ) -> list[Contender]:
     """Group configurations into contenders, best first, and choose one configuration for each.
 
@@ -363,7 +371,9 @@ def build_contenders(
 
 
 def _build_lr_curve(
-    configurations: Sequence[Configuration], chosen: Configuration, mode: str
+    configurations: Sequence[Configuration],
+    chosen: Configuration,
+    mode: str,
 ) -> LrCurve:
     """Build the curve of the metric over lr of a contender.
 

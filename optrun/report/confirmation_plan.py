@@ -156,7 +156,9 @@ class ConfirmationRequest:
 
 
 def load_or_make_plan(
-    sweep: Path, folder: Path, request: ConfirmationRequest | None = None
+    sweep: Path,
+    folder: Path,
+    request: ConfirmationRequest | None = None,
 ) -> tuple[ConfirmationPlan, str]:
     """Plan the confirmation of a sweep, or load the existing plan.
 
@@ -173,6 +175,7 @@ def load_or_make_plan(
     """
     request = request or ConfirmationRequest()
     other_plans = find_plans([sweep])
+    # 1. Continue the recorded plan, unless it may be replaced.
     plan = read_plan(folder)
     if plan is not None and plan.sweep is not None:
         planned_sweep = (folder / plan.sweep).resolve()
@@ -182,10 +185,13 @@ def load_or_make_plan(
     if plan is not None and not _may_replace_plan(request, plan, folder):
         _refuse_other_plan(findings, plan, request, folder)
         return plan, f"continues as planned: seeds {write_seeds(plan.seeds)}"
-    if plan is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    # 2. Refuse a folder that holds something else.
+    is_usable = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if plan is None and not is_usable:
         raise ConfigError(
             f"{folder} exists and holds no confirmation. Choose another folder with out=DIR."
         )
+    # 3. Make a new plan on seeds that no other confirmation uses.
     used: set[int] = set()
     for other_folder, other_plan in other_plans.items():
         if other_folder.resolve() != folder.resolve():
@@ -194,13 +200,16 @@ def load_or_make_plan(
     chosen_runs: list[Run] = []
     for contender in findings.ranked:
         chosen_runs += contender.configuration.latest_runs
-    notes = [text for text in (note, write_cost(len(plan.points()), chosen_runs)) if text]
+    cost = write_cost(len(plan.points()), chosen_runs)
     sweep_path = os.path.relpath(sweep.resolve(), folder.resolve())
-    return replace(plan, sweep=sweep_path), ". ".join(notes)
+    return replace(plan, sweep=sweep_path), ". ".join(filter(None, (note, cost)))
 
 
 def _analyse_choice(
-    sweep: Path, beside: Sequence[Path], request: ConfirmationRequest, plan: ConfirmationPlan | None
+    sweep: Path,
+    beside: Sequence[Path],
+    request: ConfirmationRequest,
+    plan: ConfirmationPlan | None,
 ) -> Findings:
     """Analyse the runs of a sweep by the typed metric, baseline and keys, else the planned ones.
 
@@ -232,7 +241,10 @@ def _analyse_choice(
 
 
 def _refuse_other_plan(
-    findings: Findings, plan: ConfirmationPlan, request: ConfirmationRequest, folder: Path
+    findings: Findings,
+    plan: ConfirmationPlan,
+    request: ConfirmationRequest,
+    folder: Path,
 ) -> None:
     """Refuse to continue a plan of another choice, or with other seeds.
 
@@ -302,7 +314,9 @@ def write_cost(count: int, similar_runs: Iterable[Run]) -> str:
 
 
 def make_plan(
-    findings: Findings, request: ConfirmationRequest, used: Collection[int] = ()
+    findings: Findings,
+    request: ConfirmationRequest,
+    used: Collection[int] = (),
 ) -> tuple[ConfirmationPlan, str]:
     """Choose the configurations and seeds of a confirmation.
 
@@ -321,19 +335,22 @@ def make_plan(
             cannot be typed again.
     """
     contenders = findings.ranked
-    if findings.incomparable or len(contenders) < 2:
-        why = (
-            findings.incomparable
-            or "it takes results of two or more contenders. Give the folder of a sweep over"
-            " optimizers"
+    # 1. Refuse a sweep without a choice to confirm.
+    if findings.incomparable:
+        raise ConfigError(f"There is nothing to confirm: {findings.incomparable}.")
+    if len(contenders) < 2:
+        raise ConfigError(
+            "There is nothing to confirm: it takes results of two or more contenders. Give the"
+            " folder of a sweep over optimizers."
         )
-        raise ConfigError(f"There is nothing to confirm: {why}.")
     sweep_seeds = {run.seed for run in findings.runs if run.seed is not None}
     runs = {contender.name: contender.configuration.latest_runs[0] for contender in contenders}
-    if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:
+    recipes = {(run.config_name, *run.config_dir) for run in runs.values()}
+    if len(recipes) > 1:
         raise ConfigError(
             "The contenders come from several recipes: confirm the sweep of each recipe separately."
         )
+    # 2. Plan to repeat the chosen configuration of each contender.
     plan = ConfirmationPlan(
         contenders={name: _repeatable_overrides(name, run) for name, run in runs.items()},
         reference=findings.baseline,
@@ -343,6 +360,7 @@ def make_plan(
         config_name=runs[contenders[0].name].config_name,
         config_dir=list(runs[contenders[0].name].config_dir),
     )
+    # 3. Choose the seeds, or check the typed ones.
     first = max({*sweep_seeds, *used}, default=-1) + 1
     if request.seeds is None:
         return _choose_seeds(plan, findings, request, first)
@@ -375,13 +393,17 @@ def _repeatable_overrides(name: str, run: Run) -> list[str]:
 
 
 def _choose_seeds(
-    plan: ConfirmationPlan, findings: Findings, request: ConfirmationRequest, first: int
+    plan: ConfirmationPlan,
+    findings: Findings,
+    request: ConfirmationRequest,
+    first: int,
 ) -> tuple[ConfirmationPlan, str]:
     """Add as many fresh seeds to a plan as detect the smallest difference that matters.
 
-    At most `MOST_SEEDS`; a note says if more are needed. `SEEDS_WITHOUT_SPREAD` if the sweep shows
-    no spread between seeds, or if no smallest difference is known. The difference that the sweep
-    observed plays no part: it was selected for being large.
+    If more than `MOST_SEEDS` are needed, `MOST_SEEDS` are planned and the note says so. If the
+    sweep shows no spread between seeds, or no smallest difference is known,
+    `SEEDS_WITHOUT_SPREAD` are planned. The difference that the sweep observed is not used: it was
+    selected for being large.
 
     Args:
         plan: The plan without seeds.

@@ -54,7 +54,11 @@ class ConfirmationResult:
 
     @classmethod
     def of(
-        cls, folder: Path, plan: ConfirmationPlan, comparison: Comparison, looks: int
+        cls,
+        folder: Path,
+        plan: ConfirmationPlan,
+        comparison: Comparison,
+        looks: int,
     ) -> ConfirmationResult:
         """Build the result of a report on a single confirmation."""
         findings = comparison.findings
@@ -75,10 +79,11 @@ def judge_together(
     choice: Comparison,
     **typed: Unpack[Question],
 ) -> ConfirmationResult | None:
-    """Judge the confirmations directly beneath some directories by all their runs.
+    """Test the contenders on the runs of all ended confirmations directly beneath the sweeps.
 
-    An unfinished confirmation is left out. Only confirmations of the same metric and
-    configurations as the last ended one count; a note names the others. None if there are none.
+    A confirmation repeats the chosen configurations on fresh seeds. Only those of the same metric
+    and configurations as the last ended one count. Notes name the others and the unfinished ones.
+    Returns None if no confirmation was begun.
 
     Args:
         planned: Folder -> plan, see `find_plans`.
@@ -88,9 +93,9 @@ def judge_together(
     """
     sweeps = {directory.resolve() for directory in directories}
     plans = {}
-    for folder, plan in sorted(planned.items(), key=lambda item: min(item[1].seeds)):
+    for folder in sorted(planned, key=lambda folder: min(planned[folder].seeds)):
         if folder.resolve().parent in sweeps:
-            plans[folder] = plan
+            plans[folder] = planned[folder]
     if not plans:
         return None
     # 1. Set the unfinished confirmations apart.
@@ -107,7 +112,7 @@ def judge_together(
             ended.append(folder)
     if not ended:
         return ConfirmationResult(plans, choice, note=" ".join(notes), waiting=waiting)
-    # 2. Of the ended ones, take those that confirm the same choice as the last.
+    # 2. Take those of the ended ones that confirm the same choice as the last.
     last = plans[ended[-1]]
     judged = []
     fresh: list[Run] = []
@@ -128,7 +133,10 @@ def judge_together(
 
 
 def _deviations(
-    findings: Findings, planned_runs: int, baseline: str | None, typed: Question
+    findings: Findings,
+    planned_runs: int,
+    baseline: str | None,
+    typed: Question,
 ) -> Iterator[str]:
     """Yield notes on planned runs without a result and on ignored options.
 
@@ -139,16 +147,13 @@ def _deviations(
         typed: The options of the report; a baseline or metric that differs from the plan is
             ignored.
     """
-    lost = planned_runs - sum(
-        len(configuration.scores) for configuration in findings.configurations
-    )
-    if lost:
-        yield f"{plural(lost, 'planned run')} without a result."
+    scored_runs = sum(len(configuration.scores) for configuration in findings.configurations)
+    if scored_runs < planned_runs:
+        yield f"{plural(planned_runs - scored_runs, 'planned run')} without a result."
     ignored_options = []
-    for key, value, planned in (
-        ("baseline", typed.get("baseline"), baseline),
-        ("metric", typed.get("metric"), findings.metric),
-    ):
+    planned_options = {"baseline": baseline, "metric": findings.metric}
+    for key, planned in planned_options.items():
+        value = typed.get(key)
         if value not in (None, planned):
             ignored_options.append(f"{key}={value}")
     if ignored_options:
@@ -156,7 +161,9 @@ def _deviations(
 
 
 def question_of_plans(
-    plans: Sequence[ConfirmationPlan], runs: Sequence[Run], **typed: Unpack[Question]
+    plans: Sequence[ConfirmationPlan],
+    runs: Sequence[Run],
+    **typed: Unpack[Question],
 ) -> Question:
     """Build the options to analyse confirming runs with, from their plans; typed options win.
 
@@ -293,34 +300,36 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     runs = [contender.configuration.runs[0] for contender, _ in edges]
     if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None
-    # 1. The command for the first contender alone.
+    # 1. The grid for the first contender alone.
     first = runs[0]
-    seeds = sorted(edges[0][0].configuration.scores)
+    first_contender, first_lr = edges[0]
+    seeds = sorted(first_contender.configuration.scores)
     overrides = _kept_overrides(first)
-    grid = [f"lr={rate(edges[0][1])}"]
-    similar_runs = list(edges[0][0].configuration.runs)
-    # 2. One command for all that differ only in the optimizer.
+    grid = [f"lr={rate(first_lr)}"]
+    similar_runs = first_contender.configuration.runs
+    # 2. One grid for all that differ only in the optimizer and ran on the same seeds.
     lrs_by_optimizer = []
     runs_of_all: list[Run] = []
     for run, (contender, lr) in zip(runs, edges, strict=True):
         is_alike = _without_optimizer(run) == _without_optimizer(first)
-        if is_alike and sorted(contender.configuration.scores) == seeds:
+        has_same_seeds = sorted(contender.configuration.scores) == seeds
+        if is_alike and has_same_seeds:
             lrs_by_optimizer.append(f"search.{run.optimizer}.lr={rate(lr)}")
             runs_of_all += contender.configuration.runs
     if len(lrs_by_optimizer) > 1 and findings.compared_keys == ["optimizer.name"]:
         overrides = _without_optimizer(first)
         grid = lrs_by_optimizer
         similar_runs = runs_of_all
-    recipe = ["-cn", first.config_name] if first.config_name else []
-    values = [
-        *grid,
-        f"seed={','.join(map(str, seeds))}",
-        f"hydra.sweep.dir={quoted(str(sweep))}",
-    ]
-    line = shell.join(
-        ["optrun", *plugins_of([first]), "-m", *recipe, *first.config_dir, *overrides, *values]
-    )
-    return NextCommand(line, write_cost(len(grid) * len(seeds), similar_runs))
+    # 3. The command.
+    tokens = ["optrun", *plugins_of([first]), "-m"]
+    if first.config_name:
+        tokens += ["-cn", first.config_name]
+    tokens += first.config_dir
+    tokens += overrides
+    tokens += grid
+    tokens.append(f"seed={','.join(map(str, seeds))}")
+    tokens.append(f"hydra.sweep.dir={quoted(str(sweep))}")
+    return NextCommand(shell.join(tokens), write_cost(len(grid) * len(seeds), similar_runs))
 
 
 def _kept_overrides(run: Run) -> list[str]:

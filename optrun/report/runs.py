@@ -391,7 +391,7 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
     """
     files = RunDir(path)
     problems: list[str] = []
-    # Looked at before the files, which the run may write meanwhile.
+    # The locks are checked before the files are read, because the run may write them meanwhile.
     is_locked = is_held(files.lock) or is_held(path)
     is_unbegun = in_sweep(path) and (files.is_unbegun() or not path.exists())
 
@@ -412,6 +412,7 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
     overrides = recorded if isinstance(recorded, list) else planned
     status = str(summary.get("status"))
     message = str(summary.get("message") or "")
+    # Without a summary or a log the status is inferred; the order of the cases matters.
     if is_locked and not summary:  # it loads model and data, and has written nothing yet
         status = "running"
         problems = []
@@ -456,6 +457,7 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
     jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
+        # 1. Find the runs, and the folders that may be their sweeps.
         sweeps = {directory: None}
         for path in find_runs(directory):
             if any(map(path.resolve().is_relative_to, left_out)):
@@ -463,11 +465,13 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
             jobs[path.resolve()] = (path, [])
             if path != directory:
                 sweeps[path.parent] = None
+        # 2. Find the jobs of these sweeps that have not begun.
         for sweep in sweeps:
             for path, overrides in find_waiting(sweep).items():
                 waiting[path.resolve()] = (path, overrides)
     for real_path, job in waiting.items():
         jobs.setdefault(real_path, job)
+    # 3. Read all of them.
     common = os.path.commonpath([real_path.parent for real_path in jobs]) if jobs else ""
     runs = []
     for real_path, (path, overrides) in jobs.items():

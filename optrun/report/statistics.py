@@ -323,7 +323,10 @@ def compare(
 
 
 def _choose_reference(
-    ranking: Sequence[str], names: Sequence[str], is_ruled_out: NDArray[np.bool_], shared: Array
+    ranking: Sequence[str],
+    names: Sequence[str],
+    is_ruled_out: NDArray[np.bool_],
+    shared: Array,
 ) -> str:
     """Choose the first contender of the ranking that is not ruled out and shares `MIN_SEEDS` seeds.
 
@@ -488,16 +491,17 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
         The standard deviation and its degrees of freedom; NaN and 0 if no contender has two seeds.
     """
     several = [by_seed for by_seed in scores if len(by_seed) > 1]
-    shared = sorted(set.intersection(*map(set, several))) if several else []
-    if len(several) < 2 or len(shared) < 2:
+    table = tabulate_scores(several)
+    is_shared = np.isfinite(table).all(axis=0)
+    table = table[:, is_shared]
+    contenders, seeds = table.shape
+    if contenders < 2 or seeds < 2:
         degrees = sum(len(by_seed) - 1 for by_seed in several)
         return pooled_sd(by_seed.values() for by_seed in several), degrees
-    rows = []
-    for by_seed in several:
-        rows.append([by_seed[seed] for seed in shared])
-    table = np.array(rows)  # contenders by seeds
-    residuals = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
-    degrees = (len(several) - 1) * (len(shared) - 1)
+    mean_of_seed = table.mean(axis=0)
+    mean_of_contender = table.mean(axis=1, keepdims=True)
+    residuals = table - mean_of_seed - mean_of_contender + table.mean()
+    degrees = (contenders - 1) * (seeds - 1)
     return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
 
 

@@ -31,7 +31,10 @@ _PERF: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def tabulate(
-    rows: Sequence[Mapping[str, str]], styles: Sequence[str], *, left: Collection[str]
+    rows: Sequence[Mapping[str, str]],
+    styles: Sequence[str],
+    *,
+    left: Collection[str],
 ) -> Table:
     """Build a table from the cells of each row.
 
@@ -247,7 +250,11 @@ def runs_csv(comparison: Comparison) -> str:
 
 
 def _csv_line(
-    run: Run, findings: Findings, contender: Contender | None, *, several: bool
+    run: Run,
+    findings: Findings,
+    contender: Contender | None,
+    *,
+    several: bool,
 ) -> dict[str, object]:
     """Collect the values of one run for report.csv, by column; None is written as empty.
 

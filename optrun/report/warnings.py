@@ -91,7 +91,10 @@ def _write_warning(kind: str, runs: Sequence[Run] = (), /, **details: object) ->
 
 
 def _warn_if_unequal(
-    kind: str, values: Mapping[str, object], /, **details: object
+    kind: str,
+    values: Mapping[str, object],
+    /,
+    **details: object,
 ) -> Iterable[RunWarning]:
     """Warn with the value of each contender if two known values differ; None is unknown."""
     texts = {}
@@ -118,13 +121,16 @@ def _warn_of_edges(findings: Findings) -> Iterable[RunWarning]:
         if not is_best_lr_chance(contender, findings):
             beyond = next_lr(contender, findings)
             # With lr among the tuned keys every run has one; 0.0 is for the type checker.
-            yield from _warn_of_neighbours(
+            yield from _warn_of_neighbouring_lrs(
                 contender.name, best.lr or 0.0, contender.lr_curve, beyond
             )
 
 
-def _warn_of_neighbours(
-    name: str, best: float, curve: LrCurve, beyond: float | None
+def _warn_of_neighbouring_lrs(
+    name: str,
+    best: float,
+    curve: LrCurve,
+    beyond: float | None,
 ) -> Iterable[RunWarning]:
     """Warn if the best lr of a contender is the lowest or highest, or far from its neighbours.
 
@@ -139,11 +145,17 @@ def _warn_of_neighbours(
             if beyond is not None:
                 tried = len(curve.finished_lrs)
                 yield _write_warning(
-                    "edge", name=name, best=rate(best), end=end, tried=tried, try_lr=rate(beyond)
+                    "edge",
+                    name=name,
+                    best=rate(best),
+                    end=end,
+                    tried=tried,
+                    try_lr=rate(beyond),
                 )
             continue
         factor = max(best / neighbour, neighbour / best)
         if factor > _COARSE:
+            between = math.sqrt(best * neighbour)
             yield _write_warning(
                 "coarse",
                 name=name,
@@ -151,7 +163,7 @@ def _warn_of_neighbours(
                 beside=rate(neighbour),
                 gone=neighbour in curve.diverged,
                 factor=f"{factor:.3g}",
-                try_lr=rate(float(f"{math.sqrt(best * neighbour):.1g}")),
+                try_lr=rate(float(f"{between:.1g}")),
             )
 
 
@@ -166,10 +178,9 @@ def _warn_of_unequal_effort(findings: Findings) -> Iterable[RunWarning]:
     if findings.tuned_keys:
         tried = {}
         for contender in contenders:
-            scored = [
-                configuration for configuration in contender.configurations if configuration.scores
-            ]
-            tried[contender.name] = len(scored)
+            tried[contender.name] = sum(
+                bool(configuration.scores) for configuration in contender.configurations
+            )
         yield from _warn_if_unequal("tuning", tried)
     if len(findings.contenders) > 1 and "optimizer.name" in compared and "lr" not in compared:
         single = [
@@ -195,9 +206,9 @@ def _first_known(values: Iterable[int | None]) -> int | None:
 
 
 def _warn_of_seeds(findings: Findings) -> Iterable[RunWarning]:
-    """Warn if ranked contenders have unequal seeds, or fewer than `MIN_SEEDS`.
+    """Warn if ranked contenders have unequal seeds, or share too few with the reference.
 
-    Too few are also fewer than `MIN_SEEDS` that a contender shares with the reference.
+    Too few are fewer than `MIN_SEEDS`. Without a test the seeds of the contender itself count.
     """
     contenders = findings.ranked
     if len(contenders) < 2:
@@ -206,13 +217,12 @@ def _warn_of_seeds(findings: Findings) -> Iterable[RunWarning]:
     for contender in contenders:
         seeds[contender.name] = f"{{{list_names(sorted(contender.configuration.scores), 8)}}}"
     yield from _warn_if_unequal("seeds", seeds)
-    few = [
-        contender.name
-        for contender in contenders
-        if contender.comparison is not None and contender.comparison.seeds < MIN_SEEDS
-    ]
+    few = []
     for contender in contenders:
-        if contender.name not in few and len(contender.configuration.scores) < MIN_SEEDS:
+        n_seeds = len(contender.configuration.scores)
+        if contender.comparison is not None:
+            n_seeds = contender.comparison.seeds
+        if n_seeds < MIN_SEEDS:
             few.append(contender.name)
     if few:
         more = ""

@@ -183,7 +183,9 @@ def _diverged_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
 
 
 def _judge_scores(
-    scores: dict[str, dict[int, float]], diverged_seeds: Mapping[str, set[int]], question: Question
+    scores: dict[str, dict[int, float]],
+    diverged_seeds: Mapping[str, set[int]],
+    question: Question,
 ) -> TtestResult:
     """Judge contenders by their mean scores over workloads.
 

@@ -126,7 +126,8 @@ class ScalingLaw:
         value = float(row @ self.coefficients)
         half = math.inf
         if self.spare > 0:
-            half = NORMAL * math.sqrt(row @ self.covariance @ row) + abs(float(row @ self.shift))
+            sd = math.sqrt(row @ self.covariance @ row)
+            half = NORMAL * sd + abs(float(row @ self.shift))
         return Estimate(value, value - half, value + half)
 
 
@@ -144,8 +145,9 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
     middle = index_of_best_lr(costs)
     is_near = _select_around(lrs, middle, neighbours=1, factor=NEAR)
     is_in_wide_fit = _select_around(lrs, middle, neighbours=2, factor=WIDE)
-    # A seed with a single run there says nothing but its own height c_seed.
-    costs = costs[np.isfinite(costs[:, is_near]).sum(axis=1) > 1]
+    # A seed with a single run near the best only determines its own height c_seed.
+    n_near = np.isfinite(costs[:, is_near]).sum(axis=1)
+    costs = costs[n_near > 1]
     x = lrs[is_near]
     near_costs = costs[:, is_near]
     seeds = len(near_costs)
@@ -155,10 +157,11 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
     optima = []
     for seed in range(seeds):
         optima.append(_lowest_point_of_parabola(x, np.delete(near_costs, seed, axis=0)))
+    average_step = float(x[-1] - x[0]) / (len(x) - 1)
     return FittedCurve(
         best=best,
         variance=(seeds - 1) * float(np.var(optima)),
-        step=float(x[-1] - x[0]) / (len(x) - 1),
+        step=average_step,
         shift=wide_best - best,
         seeds=seeds,
         limit=limit,
@@ -204,12 +207,14 @@ def _lowest_point_of_parabola(x: Array, costs: Array) -> float:
     # One indicator column for each seed, whose coefficient is the seed's height.
     is_of_seed = (seed[:, None] == np.arange(len(costs))).astype(float)
     design = np.column_stack([z[column] ** 2, z[column], is_of_seed])
-    a, b = np.linalg.lstsq(design, costs[seed, column], rcond=None)[0][:2]
+    coefficients = np.linalg.lstsq(design, costs[seed, column], rcond=None)[0]
+    a, b = coefficients[:2]
+    low = z[0]
+    high = z[-1]
     if a > 0:
-        best = np.clip(-b / (2 * a), z[0], z[-1])
-    else:
-        best = min(z[0], z[-1], key=lambda end: a * end**2 + b * end)
-    return center + float(best)
+        return center + float(np.clip(-b / (2 * a), low, high))
+    best_end = min(low, high, key=lambda end: a * end**2 + b * end)
+    return center + float(best_end)
 
 
 def pool_variance(curves: Collection[FittedCurve]) -> float:
@@ -242,14 +247,18 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     center = np.log(sizes).mean(axis=0)
     x = np.log(sizes) - center
     keys = x.shape[1]
+    # 1. The normal equations; the prior acts on the bend alone.
     optima = np.array([curve.best for curve in curves])
     variance = pool_variance(curves)
     design = np.column_stack([np.ones(len(x)), x, x**2])
-    prior_precision = np.diag([0.0] * (1 + keys) + [BEND**-2] * keys)
+    flat = [0.0] * (1 + keys)
+    prior_precision = np.diag(flat + [BEND**-2] * keys)
     covariance = np.linalg.inv(design.T @ design / variance + prior_precision)
     coefficients_of_optima = covariance @ design.T / variance
     coefficients = coefficients_of_optima @ optima
+    # The coefficients are linear in the optima, and so is their shift in the curves' shifts.
     shift = coefficients_of_optima @ np.array([curve.shift for curve in curves])
+    # 2. Test whether the law fits.
     residual = optima - design @ coefficients
     misfit = float(residual @ residual) / variance
     misfit += float(coefficients @ prior_precision @ coefficients)

@@ -108,7 +108,9 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
 
 
 def find_lr_for_run(
-    folder: Path | str, config: Mapping[str, object], base: Mapping[str, object] | None = None
+    folder: Path | str,
+    config: Mapping[str, object],
+    base: Mapping[str, object] | None = None,
 ) -> tuple[float, str]:
     """Find the lr for a new run, from the runs that differ from it only in lr, seed and size.
 
@@ -131,6 +133,7 @@ def find_lr_for_run(
         base_note = ", at the base of muP"
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
+    # 1. Collect the sizes of this run, and the runs that are equal in everything else.
     target = {}
     for key in grouping.differing_keys([run, *runs]):
         if key == "lr" or key.rpartition(".")[2] in OF_EVALUATION:
@@ -138,16 +141,18 @@ def find_lr_for_run(
         if key.startswith(GROUPS) and _is_size(key, [run]):
             target[key] = _size_of(run, key)
             continue
-        # Not a size: only the runs with the same value count.
         swept_values = sorted({str(swept.setting(key)) for swept in runs})
-        runs = [swept for swept in runs if swept.settings([key]) == run.settings([key])]
+        value = run.settings([key])
+        runs = [swept for swept in runs if swept.settings([key]) == value]
         if not runs:
             raise ConfigError(
                 f"this run has {key}={run.setting(key)}, but the runs of {folder} have"
                 f" {', '.join(swept_values)}. Sweep lr at {key}={run.setting(key)}, or give lr."
             )
+    # 2. Predict from the best contender.
     metric, mode = choose_metric(runs, None)
-    answer = _predict_lr(_find_contenders(runs, target, metric, mode)[0], target, mode)
+    best_contender = _find_contenders(runs, target, metric, mode)[0]
+    answer = _predict_lr(best_contender, target, mode)
     source = "the optimum at this size"
     if answer.exponents:
         source = f"predicted for {write_size(answer.target)}"
@@ -166,7 +171,10 @@ def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
 
 
 def _find_contenders(
-    runs: Sequence[Run], target: Size, metric: str, mode: str
+    runs: Sequence[Run],
+    target: Size,
+    metric: str,
+    mode: str,
 ) -> list[grouping.Contender]:
     """Group runs into contenders, best first: each differs in nothing but lr, seed and size.
 
@@ -278,7 +286,10 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
 
 
 def _extrapolate_key(
-    runs: Sequence[Run], axes: Sequence[str], target: Size, key: str
+    runs: Sequence[Run],
+    axes: Sequence[str],
+    target: Size,
+    key: str,
 ) -> float | None:
     """Compute the value of a key at the target, if it is a power law of the axes in all runs.
 
@@ -292,7 +303,8 @@ def _extrapolate_key(
     powers = np.linalg.lstsq(design, log_values, rcond=None)[0]
     if float(np.abs(design @ powers - log_values).max()) > ROUNDING:
         return None
-    value = math.exp(powers @ [1.0, *(math.log(target[name]) for name in axes)])
+    log_target = [1.0, *(math.log(target[axis]) for axis in axes)]
+    value = math.exp(powers @ log_target)
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -302,7 +314,10 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
     Raises:
         ConfigError: The runs show no optimum; the message says what to run.
     """
-    scores = {lr: point.scores for lr, point in curve.points.items() if lr not in curve.diverged}
+    scores = {}
+    for lr, point in curve.points.items():
+        if lr not in curve.diverged:
+            scores[lr] = point.scores
     if not scores:
         raise ConfigError("no run finished")
     # 1. Tabulate the costs: one row for each seed, one column for each lr.
@@ -320,7 +335,8 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
             f" it: expected {fit.MIN_SEEDS} or more"
         )
     # 3. The best lr has to lie inside the grid.
-    limit = min((lr for lr in curve.diverged if lr > lrs[best]), default=math.inf)
+    diverged_above = [lr for lr in curve.diverged if lr > lrs[best]]
+    limit = min(diverged_above, default=math.inf)
     if best in (0, len(lrs) - 1):
         end = "lowest"
         further = lrs[0] / 2
@@ -335,7 +351,10 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
 
 
 def _refuse_useless(
-    lr: fit.Estimate, law: fit.ScalingLaw, swept: Mapping[str, fit.Array], target: Size
+    lr: fit.Estimate,
+    law: fit.ScalingLaw,
+    swept: Mapping[str, fit.Array],
+    target: Size,
 ) -> None:
     """Refuse an unsupported prediction, and say what to sweep.
 
@@ -371,7 +390,9 @@ def _write_test(run: Run, target: Size, lr: fit.Estimate) -> str:
 
     Without an interval over half and twice the lr.
     """
-    ends = [lr.low, lr.high] if lr.is_bounded else [lr.value / 2, lr.value * 2]
+    ends = [lr.low, lr.high]
+    if not lr.is_bounded:
+        ends = [lr.value / 2, lr.value * 2]
     values = {key: f"{value:.12g}" for key, value in target.items()}
     values["lr"] = ",".join(map(rate, ends))
     overrides = [token for token in run.overrides if key_of(token) not in values]
