@@ -31,10 +31,7 @@ def hidden_attributes(build: Builder) -> list[str]:
     for number in range(_STEPS):
         _step(stepped, number)
     after = _plain_attributes(stepped)
-    changed = []
-    for name, value in after.items():
-        if not _same(before.get(name), value):
-            changed.append(name)
+    changed = [name for name, value in after.items() if not _same(before.get(name), value)]
     if not changed:
         return []
     # 2. Find those among them that a state dict does not restore.

@@ -237,7 +237,13 @@ def _analyse_choice(
         baseline = baseline or plan.reference
         by = by or plan.by
     tuned = tuned_keys(run.path.parent for run in runs)
-    return analyse_runs(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
+    return analyse_runs(
+        runs,
+        metric=metric,
+        baseline=baseline,
+        by=by,
+        tuned=tuned,
+    )
 
 
 def _refuse_other_plan(
@@ -445,7 +451,13 @@ def _choose_seeds(
             f"{len(seeds)} fresh seeds, the most that are planned: to find {size} in {cases} would"
             f" take more, {spread}. difference=NUMBER or seeds=N-M sets another plan"
         )
-    plan = replace(plan, seeds=seeds, power=power, difference=difference, spread=sd)
+    plan = replace(
+        plan,
+        seeds=seeds,
+        power=power,
+        difference=difference,
+        spread=sd,
+    )
     return plan, note
 
 

@@ -65,7 +65,13 @@ class ConfirmationResult:
         note = explain_waiting(plan, comparison.runs)
         if note:
             waiting = {folder: plan}
-            return cls({folder: plan}, comparison, note=note, looks=looks, waiting=waiting)
+            return cls(
+                {folder: plan},
+                comparison,
+                note=note,
+                looks=looks,
+                waiting=waiting,
+            )
         question = (findings.metric, findings.baseline, set(findings.compared_keys))
         if question == (plan.metric, plan.reference, set(plan.by)):
             return cls({folder: plan}, comparison, write_seeds(plan.seeds), looks=looks)
@@ -304,7 +310,7 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     first = runs[0]
     first_contender, first_lr = edges[0]
     seeds = sorted(first_contender.configuration.scores)
-    overrides = _kept_overrides(first)
+    overrides = first.overrides_without(_SET_BY_THE_GRID)
     grid = [f"lr={rate(first_lr)}"]
     similar_runs = first_contender.configuration.runs
     # 2. One grid for all that differ only in the optimizer and ran on the same seeds.
@@ -332,14 +338,13 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     return NextCommand(shell.join(tokens), write_cost(len(grid) * len(seeds), similar_runs))
 
 
-def _kept_overrides(run: Run) -> list[str]:
-    """List the typed overrides of a run, without lr, seed and Hydra's keys."""
-    return run.overrides_without(("resume=", "hydra", "lr=", "seed="))
+_SET_BY_THE_GRID = ("resume=", "hydra", "lr=", "seed=")
+"""Beginnings of overrides that the command for a wider grid sets itself."""
 
 
 def _without_optimizer(run: Run) -> list[str]:
-    """List the same overrides without the choice of the optimizer."""
-    return [token for token in _kept_overrides(run) if not token.startswith("optimizer=")]
+    """List the typed overrides of a run without lr, seed, Hydra's keys and the optimizer."""
+    return run.overrides_without((*_SET_BY_THE_GRID, "optimizer="))
 
 
 def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
@@ -349,19 +354,20 @@ def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     gone.
     """
     runs = confirmed.comparison.runs
-    if confirmed.waiting:
-        folder, plan = next(iter(confirmed.waiting.items()))
-        sweep = find_confirmed_sweep(folder, plan)
-        if sweep is None:
-            return None
-        return _confirm(sweep, folder, ConfirmationRequest(), runs)
-    folder, plan = list(confirmed.plans.items())[-1]
+    # 1. Continue the first unfinished confirmation, or begin one after the last.
+    folder, plan = next(iter(confirmed.waiting.items()), list(confirmed.plans.items())[-1])
     sweep = find_confirmed_sweep(folder, plan)
+    if sweep is None:
+        return None
+    if confirmed.waiting:
+        return _confirm(sweep, folder, ConfirmationRequest(), runs)
+    # 2. Another one is of use only if it could decide.
     ttest = confirmed.comparison.ttest
-    if sweep is None or ttest is None or not could_more_seeds_decide(ttest):
+    if ttest is None or not could_more_seeds_decide(ttest):
         return None
     if learns_nothing(confirmed.comparison.findings):
         return None
+    # 3. Number its folder.
     stem = re.sub(r"-\d+$", "", folder.name)
     number = 2
     while folder.with_name(f"{stem}-{number}").exists():

@@ -68,24 +68,38 @@ def curves_figure(run: Run, title: str = "") -> Chart:
         run: The run to draw.
         title: Text above all panels; one line.
     """
+    # 1. Choose the metrics of each panel.
     names = run.log.names()
     eval_losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
-    candidates = (str(run.from_summary("main_metric", "name")), "eval/accuracy", "eval/perplexity")
+    main_metric = str(run.from_summary("main_metric", "name"))
+    candidates = (main_metric, "eval/accuracy", "eval/perplexity")
     eval_metrics = [name for name in candidates if name in names and not name.endswith("/loss")]
+    lower_panels = {
+        "Evaluation": eval_metrics[:1],
+        "Learning rate": _distinct_learning_rates(run),
+    }
     panels = {"Loss": ["train/loss", *eval_losses]}
-    for panel_title, metrics in (
-        ("Evaluation", eval_metrics[:1]),
-        ("Learning rate", _distinct_learning_rates(run)),
-    ):
+    for panel_title, metrics in lower_panels.items():
         # One point, as of an evaluation at the end alone, is no curve.
         if any(len(run.series(metric)[0]) > 1 for metric in metrics):
             panels[panel_title] = metrics
-    rows = min(2, len(panels))
+    # 2. Draw the losses over the whole width, and the lower panels side by side.
+    height_ratios = [1.45]
+    if len(panels) > 1:
+        height_ratios.append(1)
+    rows = len(height_ratios)
     figure = Chart(10.0, 2.0 + 2.2 * rows)
     if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=INK, fontweight="bold")
+        figure.suptitle(
+            title,
+            x=0.012,
+            ha="left",
+            fontsize=12,
+            color=INK,
+            fontweight="bold",
+        )
     columns = max(1, len(panels) - 1)
-    grid = figure.add_gridspec(rows, columns, height_ratios=[1.45, *[1] * (rows - 1)])
+    grid = figure.add_gridspec(rows, columns, height_ratios=height_ratios)
     for index, (panel_title, metrics) in enumerate(panels.items()):
         cell = grid[0, :] if index == 0 else grid[1, index - 1]
         ax = figure.add_subplot(cell)
@@ -125,7 +139,7 @@ def _distinct_learning_rates(run: Run) -> list[str]:
     logged = [
         name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))
     ]
-    # Of equal rates the first name stays, because it is stored last.
+    # Among equal curves the first name stays, because it is stored last.
     name_of_values = {}
     for name in reversed(logged):
         values = run.series(name)[1]
@@ -147,25 +161,35 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
         if len(line[0]):
             lines[name] = line
     if not lines:
-        ax.text(0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=MUTED)
+        ax.text(
+            0.5,
+            0.5,
+            "nothing logged yet",
+            transform=ax.transAxes,
+            ha="center",
+            color=MUTED,
+        )
         return
-    steps = np.concatenate([steps_of_line for steps_of_line, _ in lines.values()])
-    values = np.concatenate([values_of_line for _, values_of_line in lines.values()])
+    steps = np.concatenate([line[0] for line in lines.values()])
+    values = np.concatenate([line[1] for line in lines.values()])
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
     # On a linear axis one high value would press all others against its bottom.
     log = len(positive) > 2 and bool(finite.max() > 30 * np.median(positive))
+    # 1. The lines and the ring.
     _draw_lines(ax, lines, log=log)
     for index, name in enumerate(lines):
         if name.startswith("eval/"):
             _ring_best(ax, run, name, SERIES[index % len(SERIES)])
             break
+    # 2. The axes.
     number_axis(ax, list(positive if log else finite), log=log)
     if log:
         # A schedule may end near zero: the axis does not follow it there.
         lowest = float(np.min(positive))
         ax.set_ylim(bottom=max(lowest, float(np.median(positive)) / 1e3))
     count_axis(ax)
+    # 3. The marks.
     _mark_steps_not_finite(ax, steps[~np.isfinite(values)])
     _mark_resumes(ax, run)
     if len(lines) <= _LEGEND_LIMIT:
@@ -200,10 +224,19 @@ def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool
         if log:
             y = np.where(y > 0, y, np.nan)
         if name == "train/loss" and len(y) >= _SMOOTHED_POINTS:
-            ax.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.3)
-            ax.plot(x, smooth(y, max(1.0, len(y) / 60)), **style)
-        else:
-            ax.plot(x, y, marker="o" if len(y) < _MARKED_POINTS else None, markersize=4.0, **style)
+            ax.plot(
+                x,
+                y,
+                color=style["color"],
+                linewidth=0.8,
+                alpha=0.3,
+            )
+            width = max(1.0, len(y) / 60)
+            ax.plot(x, smooth(y, width), **style)
+            continue
+        if len(y) < _MARKED_POINTS:
+            style["marker"] = "o"
+        ax.plot(x, y, markersize=4.0, **style)
 
 
 def _mark_steps_not_finite(ax: Axes, steps: Array) -> None:

@@ -53,7 +53,8 @@ def differences(
         for seed, score in scores[name].items():
             if seed in reference_scores:
                 paired[seed] = score - reference_scores[seed]
-        diverged = {*diverged_seeds.get(name, ()), *diverged_seeds.get(comparison.reference, ())}
+        diverged = set(diverged_seeds.get(name, ()))
+        diverged.update(diverged_seeds.get(comparison.reference, ()))
         lines.append(Difference(series, comparison, paired, diverged))
     return lines[:LINES]
 
@@ -70,19 +71,28 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
         matters: The smallest difference that counts, drawn as a band around 0; NaN: unknown.
     """
     better = "lower" if mode == "min" else "higher"
-    label = (
-        f"{metric} minus that of {short_name(lines[0].comparison.reference)} ({better} is better)"
-    )
+    reference = short_name(lines[0].comparison.reference)
+    label = f"{metric} minus that of {reference} ({better} is better)"
     figure = Chart(WIDTH, 0.95 + 0.46 * len(lines))
     ax = figure.add_subplot()
     style_axes(ax, xlabel=label)
     ax.grid(False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(6))
-    ax.set(yticks=[], ylim=(-len(lines) + 0.55, 0.7), xlim=_limits(lines, matters))
+    ax.set_yticks([])
+    # The line of index i lies at y = -i.
+    ax.set_ylim(0.55 - len(lines), 0.7)
+    ax.set_xlim(_limits(lines, matters))
     ax.spines["left"].set_visible(False)
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=1)
     if math.isfinite(matters):
-        ax.axvspan(-matters, matters, color=MUTED, alpha=0.13, linewidth=0, zorder=0)
+        ax.axvspan(
+            -matters,
+            matters,
+            color=MUTED,
+            alpha=0.13,
+            linewidth=0,
+            zorder=0,
+        )
     possible = [line for line in lines if line.comparison.verdict is Verdict.could_be_best]
     for index, line in enumerate(lines):
         _draw_line(ax, index, line, is_sole_best=possible == [line])
@@ -108,7 +118,10 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
         values += [line.comparison.difference, *line.seeds.values()]
         if not math.isnan(line.comparison.low):
             values += [line.comparison.low, line.comparison.high]
-    reach = find_reach(map(abs, values), matters if math.isfinite(matters) else 0.0)
+    least = 0.0
+    if math.isfinite(matters):
+        least = matters
+    reach = find_reach(map(abs, values), least)
     low = max(min(values), -reach)
     high = min(max(values), reach)
     margin = 0.07 * (high - low) or 0.01
@@ -118,9 +131,15 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
 def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) -> None:
     """Draw the mean, its interval and the seeds of one contender, with name and verdict above.
 
-    A mean outside the limits becomes an arrowhead at the border with its value. The mean of one
-    that is ruled out is hollow; a seed on which a run diverged is a cross; the reference shows
-    no seeds.
+    A mean outside the limits becomes an arrowhead at the border, with its value and without an
+    interval. The mean of a ruled-out contender is hollow. A seed on which a run diverged is a
+    cross. The reference shows no seeds.
+
+    Args:
+        ax: The axes, whose limits are set already.
+        index: Position of the contender from the top, at y = -index.
+        line: Its differences to the reference.
+        is_sole_best: Whether it is the only one that could be the best.
     """
     comparison = line.comparison
     verdict = str(comparison.verdict)
@@ -144,8 +163,15 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
     if is_inside and not math.isnan(comparison.low):
         ends = [max(comparison.low, left), min(comparison.high, right)]
         alpha = 0.22 if is_out else 0.42
-        ax.plot(ends, [-index] * 2, color=style["color"], linewidth=5, alpha=alpha, zorder=2)
-    # 4. The seeds.
+        ax.plot(
+            ends,
+            [-index, -index],
+            color=style["color"],
+            linewidth=5,
+            alpha=alpha,
+            zorder=2,
+        )
+    # 4. The seeds, a little below the mean.
     if comparison.name == comparison.reference:
         return
     for seed, difference in line.seeds.items():
@@ -159,13 +185,17 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
 
 def _write_value(ax: Axes, x: float, y: float, difference: float) -> None:
     """Write a value from outside the limits beside its arrowhead."""
-    is_right = difference > x
+    offset = 8
+    side = "left"
+    if difference > x:
+        offset = -8
+        side = "right"
     ax.annotate(
         f"{difference:+.4g}",
         (x, y),
-        xytext=(-8 if is_right else 8, 0),
+        xytext=(offset, 0),
         textcoords="offset points",
-        ha="right" if is_right else "left",
+        ha=side,
         va="center",
         fontsize=8,
         color=INK,

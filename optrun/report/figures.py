@@ -13,9 +13,6 @@ from optrun.report.metric_figures import choose_axis, draw_lr_curves, draw_seed_
 from optrun.report.picture import SHOWN, Picture
 from optrun.report.workloads import Comparison
 
-_WITHIN = ("differences", "metric", "lr")
-"""Pictures of each of several workloads, by name."""
-
 
 def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) -> list[Picture]:
     """List the pictures of a report: first over all workloads if several, then of each.
@@ -28,10 +25,9 @@ def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) ->
         drawn = verdict_picture(comparison)
         for number, workload in enumerate(comparison.workloads, start=1):
             for picture in pictures(_order_as_ranked(workload, comparison)):
-                if picture.name in _WITHIN:
-                    name = f"workload-{number}-{picture.name}"
-                    title = f"{workload.name}: {picture.title}"
-                    drawn.append(replace(picture, name=name, title=title))
+                name = f"workload-{number}-{picture.name}"
+                title = f"{workload.name}: {picture.title}"
+                drawn.append(replace(picture, name=name, title=title))
         return drawn
     drawn = pictures(comparison.findings)
     if confirmed is None or confirmed is comparison or confirmed.several:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -175,24 +175,21 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
     for series, contender in enumerate(contenders):
         dots = _lr_dots(ax, contender)
         for dot in dots:
-            if not math.isnan(dot.y):
-                scores = contender.lr_curve.points[dot.x].finished_scores
-                _draw_range_of_seeds(ax, series, dot.x, scores.values())
+            if math.isnan(dot.y):
+                continue
+            # A thin line from the best to the worst seed.
+            scores = contender.lr_curve.points[dot.x].finished_scores.values()
+            if scores:
+                ax.plot(
+                    [dot.x, dot.x],
+                    [min(scores), max(scores)],
+                    linewidth=1.1,
+                    alpha=0.7,
+                    color=style_of(series)["color"],
+                )
         draw_dots(ax, series, contender.name, dots, findings.mode, width)
     legend(ax, below=figure)
     return figure
-
-
-def _draw_range_of_seeds(ax: Axes, series: int, lr: float, scores: Collection[float]) -> None:
-    """Draw a thin vertical line from the lowest to the highest score at an lr, if there are any."""
-    if scores:
-        ax.plot(
-            [lr, lr],
-            [min(scores), max(scores)],
-            linewidth=1.1,
-            alpha=0.7,
-            color=style_of(series)["color"],
-        )
 
 
 def _lr_dots(ax: Axes, contender: Contender) -> list[Dot]:

@@ -181,7 +181,9 @@ def draw_dots(
     arrowhead = "^" if mode == "min" else "v"
     finite_dots = [dot for dot in dots if math.isfinite(dot.y)]
     look = style | {"linewidth": width, "label": short_name(label)}
-    ax.plot([dot.x for dot in finite_dots], [dot.y for dot in finite_dots], **look)
+    xs = [dot.x for dot in finite_dots]
+    ys = [dot.y for dot in finite_dots]
+    ax.plot(xs, ys, **look)
     low, high = ax.get_ylim()
     for dot in dots:
         if low <= dot.y <= high:

@@ -8,7 +8,7 @@ contender, so all tests are paired by seed. Their error rates and power are simu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -268,7 +268,7 @@ def compare(
         # The most seeds that a contender shares with another one.
         itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
         shared = np.where(itself, 0, tests.seeds).max(axis=1)
-        reference = names.index(_choose_reference(ranking, names, p < alpha, shared))
+        reference = _choose_reference(map(names.index, ranking), p < alpha, shared)
         sides = 1
         confidence = 1 - 2 * alpha / n_tests
     else:
@@ -323,11 +323,10 @@ def compare(
 
 
 def _choose_reference(
-    ranking: Sequence[str],
-    names: Sequence[str],
+    ranking: Iterable[int],
     is_ruled_out: NDArray[np.bool_],
     shared: Array,
-) -> str:
+) -> int:
     """Choose the first contender of the ranking that is not ruled out and shares `MIN_SEEDS` seeds.
 
     With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
@@ -335,17 +334,11 @@ def _choose_reference(
     one that shares enough.
 
     Args:
-        ranking: Names of the contenders with a score, best mean first.
-        names: All names, in the order of the arrays.
+        ranking: Indices of the contenders with a score, best mean first.
         is_ruled_out: Whether another contender rules it out.
         shared: The most seeds that it shares with another contender.
     """
-
-    def failed_conditions(name: str) -> tuple[bool, bool]:
-        index = names.index(name)
-        return bool(is_ruled_out[index]), bool(shared[index] < MIN_SEEDS)
-
-    return min(ranking, key=failed_conditions)
+    return min(ranking, key=lambda index: (is_ruled_out[index], shared[index] < MIN_SEEDS))
 
 
 def _refuse_unfit(scores: Scores, mode: str, baseline: str | None) -> None:

@@ -295,8 +295,10 @@ def _csv_line(
 
 def _write_step(run: Run) -> str:
     """Write the step of a run, with its planned last step if it did not reach it."""
-    limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
-    return f"{run.global_step:,}{limit}"
+    step = f"{run.global_step:,}"
+    if run.max_steps and run.global_step < run.max_steps:
+        step += f" / {run.max_steps:,}"
+    return step
 
 
 def _write_best(run: Run, metric: str, mode: str) -> str:
@@ -399,11 +401,9 @@ def format_difference(comparison: ReferenceComparison | None, digits: int = 4) -
 
     `NONE` for the reference itself, and for a contender without a difference.
     """
-    if (
-        comparison is None
-        or comparison.name == comparison.reference
-        or math.isnan(comparison.difference)
-    ):
+    if comparison is None or comparison.name == comparison.reference:
+        return NONE
+    if math.isnan(comparison.difference):
         return NONE
     difference = f"{comparison.difference:+.{digits}f}"
     if not math.isnan(comparison.low):

@@ -23,6 +23,9 @@ from optrun.base.formatting import count, rate
 
 Array = NDArray[np.float64]
 
+_ROUND_STEPS = (1, 2, 2.5, 5, 10)
+"""Distances between ticks, up to a power of ten."""
+
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
 
@@ -82,10 +85,23 @@ def style_axes(
     ax.spines[["left", "bottom"]].set_color(GRID)
     ax.grid(True, color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
-    ax.tick_params(colors=MUTED, labelsize=8.5, length=3, color=GRID, which="both")
+    ax.tick_params(
+        colors=MUTED,
+        labelsize=8.5,
+        length=3,
+        color=GRID,
+        which="both",
+    )
     ax.tick_params(length=0, which="minor")
     if title:
-        ax.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=9)
+        ax.set_title(
+            title,
+            loc="left",
+            fontsize=10.5,
+            color=INK,
+            fontweight="bold",
+            pad=9,
+        )
     ax.set_xlabel(xlabel, fontsize=9, color=MUTED)
     ax.set_ylabel(ylabel, fontsize=9, color=MUTED)
     ax.margins(x=0.02)
@@ -154,7 +170,7 @@ def _legend_columns(longest: int) -> int:
 
 def count_axis(ax: Axes) -> None:
     """Put whole numbers on the x axis, for steps."""
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=_ROUND_STEPS))
     ax.xaxis.set_major_formatter(lambda value, _: count(value))
 
 
@@ -169,7 +185,7 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
     if log:
         log_axis(ax, "y", values)
         return
-    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=_ROUND_STEPS))
     spread = max(values, default=1.0) - min(values, default=0.0)
     largest = max((abs(value) for value in values), default=1.0)
     if largest and (largest < 1e-2 or largest >= 1e5):

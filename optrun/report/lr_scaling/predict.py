@@ -214,6 +214,7 @@ def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answe
     for configuration in contender.configurations:
         runs += configuration.latest_runs
     axes, values = _find_axes(runs, target)
+    target_name = write_size({key: values[key] for key in axes})
     # 1. Fit the curve of cost over lr at each size.
     sizes = {}
     curves = {}
@@ -229,7 +230,7 @@ def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answe
     variance = fit.pool_variance(curves.values())
     optima = {name: curve.optimum(variance).exp() for name, curve in curves.items()}
     # 2. Unless the target was swept, fit the power law of the optima over the sizes.
-    lr = optima.get(write_size({key: values[key] for key in axes}))
+    lr = optima.get(target_name)
     exponents = {}
     if lr is None:
         size_table = np.array([*sizes.values()])
