@@ -48,8 +48,8 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     """
     undisturbed = load_checkpoint(straight.checkpoint(step))
     resumed = load_checkpoint(other.checkpoint(step))
-    one = undisturbed.metadata
-    two = resumed.metadata
+    undisturbed_state = undisturbed.metadata
+    resumed_state = resumed.metadata
     undisturbed_counters = _counters(undisturbed)
     resumed_counters = _counters(resumed)
     undisturbed_order = {key: undisturbed_counters.pop(key) for key in _ORDER_KEYS}
@@ -59,13 +59,17 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
         _compare_tensors(
             "optimizer state", names.CHECKPOINT_OPTIMIZER, undisturbed.optimizer, resumed.optimizer
         ),
-        _compare_values("optimizer counters and groups", one.optimizer, two.optimizer),
-        _compare_values("schedule", one.scheduler, two.scheduler),
-        _compare_values("loss scale", one.scaler, two.scaler),
-        _compare_values("random states", one.random, two.random),
+        _compare_values(
+            "optimizer counters and groups", undisturbed_state.optimizer, resumed_state.optimizer
+        ),
+        _compare_values("schedule", undisturbed_state.scheduler, resumed_state.scheduler),
+        _compare_values("loss scale", undisturbed_state.scaler, resumed_state.scaler),
+        _compare_values("random states", undisturbed_state.random, resumed_state.random),
         _compare_values("sample order", undisturbed_order, resumed_order),
         _compare_values("counters", undisturbed_counters, resumed_counters),
-        _compare_values("callbacks", one.callbacks or {}, two.callbacks or {}),
+        _compare_values(
+            "callbacks", undisturbed_state.callbacks or {}, resumed_state.callbacks or {}
+        ),
         _compare_values("metrics lines", _metrics_lines(straight), _metrics_lines(other)),
     ]
 

@@ -483,7 +483,10 @@ def _without_unneeded(
     options: Mapping[str, object],
     changes: dict[str, object],
 ) -> dict[str, object]:
-    """Remove changes one by one, as long as the optimizers stay equal; return the others."""
+    """Drop every change without which the optimizers are still equal; return the other changes.
+
+    They are tried in order, each together with the changes that remain.
+    """
     for key in list(changes):
         fewer = {k: value for k, value in changes.items() if k != key}
         if _makes_equal(comparison, choice, options, fewer):

@@ -70,7 +70,7 @@ def explain(
     data_notes: list[str] = []
     # 1. Sample the data, and build the model on the meta device.
     sizes: Mapping[str, Growth] = {}
-    if model is None:
+    if model is None:  # refused before the data are read, which may take long
         _refuse_model(config)
     sampled = sample_data(config, data_notes)
     if model is None:
@@ -328,7 +328,7 @@ def _fork_facts(
     scheduler: Scheduler,
     steps: int,
 ) -> ForkFacts:
-    """Describe what a fork takes over from its trunk.
+    """Describe what a fork takes over from its trunk, the run whose checkpoint it continues from.
 
     Args:
         trunk: State of the trunk.

@@ -122,7 +122,7 @@ def _resolved(options: Mapping[str, object]) -> str:
 def _length(facts: Facts) -> str:
     """Describe the length of the run and of its warm-up.
 
-    In steps; if only the data decides the length, the warm-up is in steps or a share of the run,
+    If only the data decides the length, the warm-up is written in steps or as a share of the run,
     as configured.
     """
     warmup_steps = facts.warmup_steps

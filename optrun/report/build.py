@@ -204,7 +204,8 @@ def _file_suffix(options: Mapping[str, object]) -> str:
 def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
     """Compute a digest of the paths of the reported directories, relative to the report's folder.
 
-    By it a page knows whether it reports on the same directories, also after both were moved.
+    A new report may replace a page only if both have the same digest. It stays the same if the
+    directories and the report are moved together.
     """
     paths = sorted(os.path.relpath(directory.resolve(), folder.resolve()) for directory in dirs)
     return sha256("\n".join(paths).encode()).hexdigest()[:16]
@@ -213,7 +214,8 @@ def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
 def _record_look(dirs: Sequence[Path], comparison: Comparison) -> int:
     """Record this test in the folder of each sweep, and count the tests so far, this one included.
 
-    Returns 1 without a record if the report tests nothing. See `record_look`.
+    A look is a test made while seeds are still being added, see `record_look`. Returns 1 without a
+    record if the report tests nothing.
     """
     if comparison.ttest is None or not comparison.ttest.is_tested:
         return 1

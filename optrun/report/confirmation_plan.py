@@ -308,9 +308,9 @@ def _may_replace_plan(request: ConfirmationRequest, plan: ConfirmationPlan, fold
 
 
 def write_cost(count: int, similar_runs: Iterable[Run]) -> str:
-    """Write how many runs there will be and how long they train, judged by the mean similar run.
+    """Write how many runs there will be and how long they train, from the mean of similar runs.
 
-    Only the count if no similar run recorded its wall time.
+    Writes only the count if no similar run recorded its wall time.
     """
     seconds = [run.wall_seconds for run in similar_runs if run.wall_seconds]
     runs = plural(count, "run")

@@ -275,9 +275,9 @@ def model_name(run: Run) -> str:
 
 
 def data_name(run: Run) -> str:
-    """Name the data of a run: the last part of its path or training file, else the choice `data=`.
+    """Name the data of a run for a title: the last part of its path or training file.
 
-    A list of files counts as none.
+    Without these, and for a list of files, it is the choice `data=`.
     """
     path = _last_part(run.config.get("data.path")) or _last_part(run.config.get("data.train"))
     return path or str(run.config.get("data.name") or "")

@@ -273,10 +273,11 @@ def forks_of(runs: Iterable[Run]) -> dict[Path, Fork]:
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:
-    """Respell the trunk of each fork as `step 100`, without the trunk's seed.
+    """Replace the trunk in the settings of each fork by its step, such as `step 100`.
 
-    Forks of the same step of trunks that differ only in the seed then have equal settings. The name
-    of a trunk is added if there are trunks of several kinds.
+    A fork continues from a checkpoint of another run, its trunk. Forks of the same step then have
+    equal settings if their trunks differ only in the seed. The name of a trunk is added if trunks
+    differ in more than the seed.
 
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.

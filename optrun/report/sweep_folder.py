@@ -79,6 +79,8 @@ def _read_list(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
 def record_look(folders: Sequence[Path], metric: str, seeds: int) -> int:
     """Record a test in the folder of each sweep, and return its number among the tests so far.
 
+    A test made while seeds are still being added is called a look, as in sequential analysis.
+
     Args:
         folders: Directories of the sweeps.
         metric: Metric of the test; each metric is counted separately.

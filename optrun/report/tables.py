@@ -54,8 +54,9 @@ def tabulate(
 def ranking_table(findings: Findings) -> Table:
     """Tabulate the chosen configuration of each contender: score, verdict, difference and cost.
 
-    Verdict and difference are left out if there is one contender. Diverged runs, configurations and
-    wall time are those of all that was started for the contender.
+    Verdict and difference are left out if there is one contender. The columns of diverged runs,
+    configurations and wall time count everything that was started for the contender, not only the
+    chosen configuration.
     """
     ttest = findings.ttest
     tuned = findings.tuned_keys
@@ -206,7 +207,8 @@ def write_status(run: Run) -> str:
 def write_note(run: Run) -> str:
     """Write the most important note on a run; empty without one.
 
-    That is why it diverged, else its message, else what is wrong with its files, else its trunk.
+    The first of these that it has: why it diverged, its message, what is wrong with its files, the
+    run that it continues.
     """
     reason = run.diverged or run.message or "; ".join(run.problems)
     fork = Fork.of(run.summary)

@@ -196,8 +196,8 @@ def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]
 def is_best_lr_chance(contender: Contender, findings: Findings) -> bool:
     """Tell whether the best lr of a contender is chance, and its edge means nothing.
 
-    It is if the contender learnt nothing, and it is ruled out or another contender learnt
-    something. If no contender learnt anything, a wider grid may be what they lack.
+    True if the contender learnt nothing, and it is ruled out or another contender learnt
+    something. If no contender learnt anything, a wider grid may help those that could be the best.
     """
     if not _learnt_nothing(contender):
         return False
@@ -283,14 +283,14 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
     leads = [abs(result.difference) for result in comparisons.values()]
     gaps = [abs(result.difference) for result in undecided]
     widest_gap = max(gaps, default=0.0)
-    apart = ""
+    largest_gap = ""
     if widest_gap >= 1e-12:  # less is rounding in the means
-        apart = format_metric(widest_gap)
+        largest_gap = format_metric(widest_gap)
     detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
     return {
         "judged_by": min((result.seeds for result in decisive), default=seeds),
         "ahead": format_metric(min(leads, default=0.0)),
-        "apart": apart,
+        "apart": largest_gap,
         "shared": bool(undecided),
         "seen": format_metric(max(detectable)) if detectable else "",
     }
@@ -299,8 +299,9 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
 def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, object]:
     """Collect the advice of the first line, for its template.
 
-    If a best lr is at the edge of its grid, a wider grid may be all that learning lacks, unless the
-    runs are too short to tell: then it is longer training.
+    Values: `edges`, contenders whose best lr is at the edge of its grid, with the lr to try;
+    `more_edges`, how many are not listed; `longer`, the override for longer training, if that is
+    the better next step; `learnt`, which of the named contenders learnt nothing.
 
     Args:
         findings: Findings of the only workload.
@@ -331,9 +332,9 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
 
 
 def _write_with_diverged(name: str, comparison: Comparison) -> str:
-    """Write a contender with its lr, and how many of its seeds diverged.
+    """Write a contender with its lr, and how many of its seeds diverged, if any.
 
-    Over several workloads without the lr, and with the seeds of all of them.
+    With several workloads the lr is left out, and the seeds of all workloads are counted.
     """
     text = name
     diverged = 0
@@ -361,8 +362,8 @@ def write_contender(contender: Contender, findings: Findings) -> str:
 def next_lr(contender: Contender, findings: Findings) -> float | None:
     """Double the best lr if it is the highest tried, halve it if it is the lowest; else None.
 
-    Also None if lr was not tuned, if fewer than two rates were tried, if the best mean is a
-    perfect 1, or if the neighbour is as good, so that nothing suggests to go further.
+    Also None if lr was not tuned, if fewer than two rates were tried, if a metric to maximise
+    reached 1, or if the neighbour is as good: then nothing suggests to go further.
     """
     curve = contender.lr_curve
     if "lr" not in findings.tuned_keys or curve.best is None or len(curve.tried_lrs) < 2:
@@ -384,8 +385,8 @@ def next_lr(contender: Contender, findings: Findings) -> float | None:
 def needs_longer_training(findings: Findings) -> bool:
     """Tell whether longer training is a better next step than other rates or more seeds.
 
-    With a best lr at the edge of its grid it is if all contenders were trained too briefly to
-    choose an lr; otherwise if nothing was learnt.
+    If a best lr lies at the edge of its grid: whether all contenders were trained too briefly to
+    choose an lr. Otherwise: whether nothing was learnt.
     """
     if not find_contenders_at_edge(findings):
         return learns_nothing(findings)

@@ -358,7 +358,10 @@ def _distinct(values: Iterable[object]) -> list[str]:
 
 
 def _explain_common_trunk(runs: Iterable[Run]) -> str:
-    """Name the common trunk of two or more forks, in a sentence; empty without one."""
+    """Name the common trunk of two or more forks, in a sentence; empty without one.
+
+    A fork continues from a checkpoint of another run, its trunk.
+    """
     forks = forks_of(runs).values()
     trunks = {fork.trunk: fork.name for fork in forks}
     if len(forks) < 2 or len(trunks) > 1:

@@ -187,7 +187,7 @@ def _judge_scores(
     diverged_seeds: Mapping[str, set[int]],
     question: Question,
 ) -> TtestResult:
-    """Judge contenders by their mean scores over workloads.
+    """Test contenders on their mean scores over workloads.
 
     Args:
         scores: Contender -> seed -> score. Changed in place: a baseline without scores is added.
@@ -316,7 +316,9 @@ def _name_workloads(workloads: Sequence[list[Run]]) -> list[str]:
 
 
 def _planned_step(trunk: Setting) -> Setting:
-    """Name the trunk step of planned forks, without the trunk's seed.
+    """Name the checkpoint that a planned fork continues from, without the seed of its run.
+
+    Returns other values unchanged.
 
     Example:
         >>> _planned_step("/runs/oak/checkpoints/step-00000100@0123456789abcdef")
