@@ -82,9 +82,9 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
     name = values["training"]["device"]
     if name not in ("auto", "cuda"):
         raise ConfigError(
-            f"training.device={name}: expected auto or cuda. With {KEY} each job sees its own"
-            f" devices alone, the first as cuda:0; which of the machine's they are, {KEY}=[0,1]"
-            f" says. In the job {label}."
+            f"training.device={name} in the job {label}: expected auto or cuda. With {KEY} each job"
+            f" sees only its own devices, the first as cuda:0. {KEY}=[0,1] chooses those of the"
+            " machine."
         )
     needed = job_devices(values, devices)
     if needed > devices:

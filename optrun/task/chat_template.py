@@ -284,7 +284,7 @@ class ChatTemplate:
         ) as error:
             with_json = _with_json_arguments(turns)
             if not isinstance(error, TypeError) or with_json == list(turns):
-                message = " ".join(str(error).split())[:200] or type(error).__name__
+                message = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
                 raise TemplateFailed(
                     f"cannot be written by the chat template: {message}"
                 ) from error
@@ -370,7 +370,9 @@ def use_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> 
     except TemplateFailed as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
-            raise ConfigError(f"{KEY}={configured}: no jinja template: {where}") from error
+            raise ConfigError(
+                f"{KEY}={configured}: this is no valid jinja template: {where}."
+            ) from error
     return template
 
 

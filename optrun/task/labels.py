@@ -42,7 +42,10 @@ def require_values(split: Split, name: str) -> Iterator[Any]:
         refuse_mixed(split, name)
     for row, value in enumerate(values(split, name)):
         if is_missing(value):
-            raise ConfigError(f"{split.where(row)} has no value in column {name}.")
+            raise ConfigError(
+                f"{split.where(row)} has no value in column {name}; give it one, or leave the row"
+                " out."
+            )
         yield value
 
 
@@ -287,7 +290,9 @@ def label_text(value: object, declared: Sequence[str], name: str, where: str) ->
         ('1', 'dog')
     """
     if is_missing(value):
-        raise ConfigError(f"{where} has no value in column {name}.")
+        raise ConfigError(
+            f"{where} has no value in column {name}; give it one, or leave the row out."
+        )
     if declared and isinstance(value, int):
         if not 0 <= value < len(declared):
             raise ConfigError(

@@ -79,7 +79,7 @@ class RunConfig(Checked):
         self.expect(
             self.branch_from is not None or self.branch_schedule is BranchSchedule["continue"],
             "branch_schedule",
-            "continue without branch_from: only a branch can start its schedule anew",
+            "continue, since only a run with branch_from can start its schedule anew",
         )
         if self.data.OF_TOKENS:
             self._expect_reader_of_tokens()

@@ -157,7 +157,7 @@ def test_a_warm_start_reads_no_targets_and_packs_nothing(
 
 def test_other_rows_are_other_targets(start: Any) -> None:
     start("sft", CHATS, overlong_rows="drop", max_length=16)
-    with pytest.raises(ConfigError, match=r"row 2 of data\.train has .* tokens, and all"):
+    with pytest.raises(ConfigError, match=r"row 2 of data\.train has .* tokens, and its prompt"):
         start("sft", CHATS, max_length=16)
     made, _, notes, _ = start("sft", CHATS[:1], max_length=16)
     assert len(made.train) == 1

@@ -355,7 +355,11 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
             {"chat_template": "alpaca"},
             ["no place for tools"],
         ),
-        ({"messages": [CHATS[0]]}, {"chat_template": "{% if %}"}, ["no jinja template", "line 1"]),
+        (
+            {"messages": [CHATS[0]]},
+            {"chat_template": "{% if %}"},
+            ["no valid jinja", "line 1"],
+        ),
         (
             {"messages": [CHATS[1]]},
             {"chat_template": FORGETFUL},
