@@ -72,7 +72,7 @@ def ranking_table(findings: Findings) -> Table:
             cells["chosen"] = (
                 describe_settings(contender.configuration.pick_settings(tuned)) or NONE
             )
-        cells[f"{findings.metric} (mean ± sd)"] = format_mean(contender.configuration)
+        cells[f"last {findings.metric} ± sd"] = format_mean(contender.configuration)
         if several:
             cells["verdict"] = name_verdict(findings, contender)
         cells["seeds"] = count_seeds(contender.configuration)
@@ -149,7 +149,7 @@ def configurations_table(findings: Findings) -> Table:
     ):
         settings = configuration.settings
         cells = {key: _show_setting(key, settings.get(key)) for key in findings.keys}
-        cells[f"{findings.metric} (mean ± sd)"] = format_mean(configuration)
+        cells[f"last {findings.metric} ± sd"] = format_mean(configuration)
         cells["seeds"] = count_seeds(configuration)
         cells["states"] = count_states(configuration.runs)
         for name, (title, write) in _PERF.items():

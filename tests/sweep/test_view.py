@@ -127,6 +127,8 @@ def test_plain_lines() -> None:
         "[2/4] failed      seed=1  lr=-1: expected a number above 0.  (sweep/job1/optrun.log)  2"
         " to go"
     )
+    view.ended(shown.rows["job0"], shown, "")
+    assert "finished    seed=0  best eval/loss 2.5  step 10" in out.getvalue()
 
 
 def test_a_terminal_shows_where_all_jobs_stand() -> None:

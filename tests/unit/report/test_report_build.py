@@ -22,7 +22,7 @@ from optrun.report.build import Report, report
 from optrun.report.runs import load_runs
 from optrun.report.statistics import Verdict
 from optrun.report.table import to_csv, to_markdown
-from optrun.report.tables import ranking_table, runs_table
+from optrun.report.tables import configurations_table, ranking_table, runs_table
 from tests.unit.report.conftest import write_sweep
 from tests.unit.report.page_reader import Page
 
@@ -381,6 +381,14 @@ def test_markdown_tables_have_as_many_cells_as_columns(made: tuple[Report, str])
     table = ranking_table(made[0].comparison.findings)
     lines = to_markdown(table).splitlines()
     assert {line.count(" | ") for line in lines} == {len(table.columns) - 1}
+
+
+def test_the_heads_say_that_values_are_the_last_ones(made: tuple[Report, str]) -> None:
+    """The lines of a sweep show the best value of a job, which may be another one."""
+    findings = made[0].comparison.findings
+    for table in (ranking_table(findings), configurations_table(findings)):
+        assert f"last {findings.metric} ± sd" in table.columns
+    assert "last eval/loss" in " ".join(made[1].split())
 
 
 def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(
