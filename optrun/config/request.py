@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
+from optrun.base.reading import read_text
 from optrun.config.paths import VALUES_FILES
 from optrun.config.schema.run import RunConfig
 from optrun.config.tokens import key_of
@@ -34,6 +35,8 @@ class CommandLine:
     """`--config-dir`: a folder with the user's choices and recipes."""
     overrides: Sequence[str] = ()
     """The `key=value` arguments among them."""
+    config_file: str = ""
+    """The text of the user's YAML file that `-cn` names, for the model card; empty: none."""
 
     @classmethod
     def of(
@@ -58,25 +61,27 @@ class CommandLine:
             ConfigError: There is no such file, or it cannot be read.
         """
         VALUES_FILES.clear()
-        path = None
+        config_file = ""
         if config_name is not None:
             from optrun.config import values_file  # needs Hydra
 
             path = values_file.find_values_file(config_name)
-        if path is not None:
-            values = values_file.read_values_file(path)
-            if "defaults" not in values:
-                of_file = values_file.file_overrides(path, values, overrides)
-                return cls(argv=argv, config_dir=config_dir, overrides=[*of_file, *overrides])
-            if config_dir is None:
-                config_name = path.stem
-                config_dir = str(path.parent)
+            if path is not None:
+                values = values_file.read_values_file(path)
+                config_file = read_text(path, follow=True)
+                if "defaults" not in values:
+                    overrides = [*values_file.file_overrides(path, values, overrides), *overrides]
+                    config_name = None
+                elif config_dir is None:
+                    config_name = path.stem
+                    config_dir = str(path.parent)
         return cls(
             argv=argv,
             config_name=config_name or DEFAULT_CONFIG,
             names_config=config_name is not None,
             config_dir=config_dir,
             overrides=overrides,
+            config_file=config_file,
         )
 
     @cached_property

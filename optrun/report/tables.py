@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from statistics import mean, median
 
 from optrun.artifacts.forks import Fork
@@ -242,13 +243,8 @@ def runs_csv(comparison: Comparison) -> str:
             lines.append(
                 _csv_line(run, findings, contender_of_run.get(id(run)), several=comparison.several)
             )
-    columns: dict[str, None] = {}
-    for line in lines:
-        columns |= dict.fromkeys(line)
-    rows = []
-    for line in lines:
-        rows.append([line.get(column) for column in columns])
-    return to_csv(list(columns), rows)
+    columns = list(dict.fromkeys(chain(*lines)))
+    return to_csv(columns, [list(map(line.get, columns)) for line in lines])
 
 
 def _csv_line(

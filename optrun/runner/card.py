@@ -81,8 +81,11 @@ def model_card(
     heading = _heading(config)
     metrics = _evaluation_metrics(summary)
     parameters = lookup(summary, "model", "parameters")
-    rows = [[key.removeprefix("eval/"), format_metric(number)] for key, number in metrics.items()]
-    results = Table(["metric, on the evaluation split", "value"], [False, True], rows)
+    results = Table(
+        ["metric, on the evaluation split", "value"],
+        [False, True],
+        [[key.removeprefix("eval/"), format_metric(number)] for key, number in metrics.items()],
+    )
     return fill_markdown(
         "card.md",
         "optrun.runner",
@@ -98,6 +101,7 @@ def model_card(
         generalisation=sentence_of(summary),
         usage=_loading_code(facts),
         command="\n".join(map(relative_names, _commands(summary))),
+        config_file=relative_names(str(summary.get("config_file", ""))),
     )
 
 
@@ -179,11 +183,11 @@ def _loading_code(task: TaskCard) -> str:
     load = [f"model = {task.auto_class}.from_pretrained(folder)"]
     if task.base:
         keywords = "".join(f", {key}={item!r}" for key, item in task.arguments.items())
-        name = task.base if _HUB_NAME.fullmatch(task.base) else task.base.rpartition("/")[2]
-        comment = "the base of this adapter"
+        name = task.base if _HUB_NAME.fullmatch(task.base) else basename(task.base)
         imports.insert(0, "from peft import PeftModel")
         load = [
-            f"base = {task.auto_class}.from_pretrained({name!r}{keywords})  # {comment}",
+            f"base = {task.auto_class}.from_pretrained({name!r}{keywords})"
+            "  # the base of this adapter",
             "model = PeftModel.from_pretrained(base, folder)",
         ]
     lines = [
@@ -199,9 +203,7 @@ def _loading_code(task: TaskCard) -> str:
 
 def _heading(config: Mapping[str, object]) -> str:
     """Name the model and the data it was trained on."""
-    model = _base_model_name(config).rpartition("/")[2] or str(
-        lookup(config, "model", "name") or "model"
-    )
+    model = basename(_base_model_name(config)) or str(lookup(config, "model", "name") or "model")
     return plain(f"{model} on {_data_name(config)}")
 
 
@@ -225,10 +227,9 @@ def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
     others.
     """
     path = lookup(config, section, "path")
-    is_chosen = lookup(config, section, "name") == choice and isinstance(path, str)
-    if is_chosen and _HUB_NAME.fullmatch(path):
-        return str(path)
-    return ""
+    if lookup(config, section, "name") != choice or not isinstance(path, str):
+        return ""
+    return path if _HUB_NAME.fullmatch(path) else ""
 
 
 def relative_names(command: str) -> str:
@@ -272,6 +273,6 @@ def _evaluation_metrics(summary: Mapping[str, object]) -> dict[str, float]:
             number = math.nan
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
-        if str(key).startswith("eval/") and not str(key).endswith(_BOOKKEEPING):
-            metrics[str(key)] = float(number)
+        if key.startswith("eval/") and not key.endswith(_BOOKKEEPING):
+            metrics[key] = float(number)
     return metrics

@@ -95,6 +95,7 @@ class Summary:
                 ["optrun", *(() if OPTION in request.argv else options(used)), *request.argv]
             ),
             "config_name": request.config_name,
+            "config_file": request.config_file,
             "overrides": list(request.overrides),
             "plugins": used,
             "config_digest": provenance.config_digest(request.values),

@@ -74,6 +74,10 @@ def test_a_run_with_it_goes_on_with_the_same_line(mine: str) -> None:
     assert optrun(*line, "training.max_seconds=null") == 0
     assert "optimizer=lamb" in summary(Path("run"))["overrides"]
     assert summary(Path("run"))["global_step"] == 3
+    card = Path("run/model/README.md").read_text()
+    assert f"optrun -cn {mine} " in card
+    folded = card[card.index("<details>") : card.index("</details>")]
+    assert f"\n\n```yaml\n{MINE}```\n\n" in folded, "the command can be repeated"
 
 
 def test_a_file_with_a_defaults_list_is_a_recipe(

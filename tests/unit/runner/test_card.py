@@ -130,6 +130,15 @@ def test_nothing_known_is_still_a_card_and_hostile_names_stay_text() -> None:
     assert "<b>" not in re.sub(r"`[^`]*`", "", body)
 
 
+def test_the_yaml_file_of_the_command_is_folded_and_names_no_folder_of_this_machine(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    summary, config = parts
+    assert "<details>" not in model_card({**summary, "config_file": ""}, config)
+    text = model_card({**summary, "config_file": "data: {train: /x/my.csv}\nlr: 1\n"}, config)
+    assert "\n\n```yaml\ndata: {train: my.csv}\nlr: 1\n```\n\n</details>" in text
+
+
 def test_a_prolonged_run_shows_every_command_that_made_its_weights(
     parts: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
