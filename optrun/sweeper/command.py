@@ -38,15 +38,14 @@ class SweepCommand(CommandLine):
             >>> SweepCommand(config_name="mine", config_dir="conf").job_argv(["lr=0.1"])
             ['-cn', 'mine', '--config-dir', 'conf', 'lr=0.1']
         """
-        name = [] if self.config_name == DEFAULT_CONFIG else ["-cn", self.config_name]
-        folder = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        return [
-            *options(self.plugins),
-            *name,
-            *folder,
-            *([_ALONE] if self.sweeps_by_itself else []),
-            *overrides,
-        ]
+        arguments = list(options(self.plugins))
+        if self.config_name != DEFAULT_CONFIG:
+            arguments += ["-cn", self.config_name]
+        if self.config_dir is not None:
+            arguments += ["--config-dir", self.config_dir]
+        if self.sweeps_by_itself:
+            arguments.append(_ALONE)
+        return [*arguments, *overrides]
 
 
 @dataclass

@@ -130,6 +130,7 @@ def _build_contender(
     try:
         overrides = check([f"optimizer={name}", *merged(shared, assignments)])
     except ConfigError as error:
-        separator = "." if any(str(error).startswith(key) for key in own_keys) else ": "
+        names_own_key = str(error).startswith(tuple(own_keys))
+        separator = "." if names_own_key else ": "
         raise ConfigError(f"search.{name}{separator}{error}") from error
     return Contender(name, overrides, own_keys)

@@ -214,14 +214,16 @@ class Driver:
         return bool(ended)
 
     def _ask_to_stop(self) -> None:
-        """Ask running jobs to save and end, by a stop file; by SIGTERM if the disk refuses it."""
+        """Ask running jobs to save and end, by a stop file; by one SIGTERM if it cannot be made."""
         try:
             self.sweep.stop(self.token).touch()
         except OSError:
-            for group in self.workers.pids() if not self._signalled else ():
+            if self._signalled:
+                return
+            self._signalled = True
+            for group in self.workers.pids():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGTERM)
-            self._signalled = True
 
     def _kill_overdue_jobs(self) -> bool:
         """Kill jobs still running 300 s after `hydra.sweeper.timeout`; note the first time.
@@ -233,12 +235,14 @@ class Driver:
         if seconds_until_kill is None or seconds_until_kill > 0:
             return False
         if not self._killed:
-            at_work = (row.job for launch in self._open for row in launch.batch)
-            running = [job.label for job in at_work if self.sweep.is_running(job.name)]
-            slow = ", ".join(running) or "a process"
+            labels: list[str] = []
+            for launch in self._open:
+                running = [row.job for row in launch.batch if self.sweep.is_running(row.job.name)]
+                labels += [job.label for job in running]
+            slow = ", ".join(labels) or "a process"
             self.view.note(
-                f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up;"
-                " killed"
+                f"{slow}: not stopped {duration(GRACE_SECONDS)} after"
+                " hydra.sweeper.timeout was up; killed"
             )
         self._killed = True
         for pid in self.workers.pids():
@@ -291,8 +295,11 @@ class Driver:
 
         Workers of a killed sweep still use them while they save.
         """
-        rows = [row for row in self.job_table.running if row.job.name not in at_work]
-        return {device for row in rows for device in row.record.devices}
+        devices: set[str] = set()
+        for row in self.job_table.running:
+            if row.job.name not in at_work:
+                devices.update(row.record.devices)
+        return devices
 
     def _batches(
         self, planned_jobs: Sequence[PlannedJob], at_work: set[str]

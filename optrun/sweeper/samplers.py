@@ -1,7 +1,7 @@
-"""Samplers of a search, made anew for every trial: their generators do not outlive the process.
+"""Samplers of a search, one for each trial: a random generator does not outlive the process.
 
-Seeded by the study's seed and the trial's number, a study that was killed proposes what the
-undisturbed one would have.
+Each is seeded by the study's seed and the trial's number, so a killed and continued study proposes
+the same trials as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ Space = dict[str, BaseDistribution]
 """Distributions by key as on the command line."""
 
 _FEWEST_FOR_TPE = 16
-"""A share below this is a Sobol sequence throughout: TPE would spend most of it on its random
-start."""
+"""A study of fewer trials is a Sobol sequence: TPE would spend most of them on its random start."""
 
 
 def build_sampler(
     name: Sampler,
     seed: int,
     number: int,
-    share: int,
+    n_trials: int,
     *,
     study: str = "",
     space: Space | None = None,
@@ -37,14 +36,14 @@ def build_sampler(
         name: Kind of sampler.
         seed: Seed of the study.
         number: Number of the trial.
-        share: Number of trials of the study.
+        n_trials: Number of trials of the study in the end.
         study: Name of the study, hashed into the seed.
         space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
-    start = max(4, share // 4)
+    start = max(4, n_trials // 4)
     sampler_seed = trial_seed(seed, number, study)
     if name is Sampler.auto:
-        name = Sampler.qmc if share < _FEWEST_FOR_TPE or number < start else Sampler.tpe
+        name = Sampler.qmc if n_trials < _FEWEST_FOR_TPE or number < start else Sampler.tpe
     match name:
         case Sampler.qmc:
             # One sequence for all trials: the storage knows how far it has come. Its seed counts
@@ -74,6 +73,7 @@ def trial_seed(seed: int, number: int, study: str = "") -> int:
         >>> trial_seed(0, 1) == trial_seed(1, 0), 0 <= trial_seed(-1, 0) < 2**32
         (False, True)
     """
-    return int.from_bytes(
-        hashlib.sha256(f"{seed}/{number}{study and '/'}{study}".encode()).digest()[:4]
-    )
+    text = f"{seed}/{number}"
+    if study:
+        text += f"/{study}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])

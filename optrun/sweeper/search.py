@@ -124,12 +124,13 @@ class Search:
             except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
                 raise StorageError(f"{where}: {str(error).strip().splitlines()[0]}") from error
         counts = {study.name: len(study.trials()) for study in self.studies}
-        most = max(counts, key=lambda name: counts[name])
-        if counts[most] > self.trials_per_study and min(counts.values()) < counts[most]:
+        largest = max(counts, key=lambda name: counts[name])
+        most = counts[largest]
+        if most > self.trials_per_study and min(counts.values()) < most:
             raise ConfigError(
                 f"hydra.sweeper.n_trials={self.options.n_trials}: {self.trials_per_study} for each"
-                f" of {len(counts)} optimizers, but {most} has {counts[most]} already. Expected"
-                f" {counts[most] * len(counts)}, so that all have the same number."
+                f" of {len(counts)} optimizers, but {largest} has {most} already. Expected"
+                f" {most * len(counts)}, so that all have the same number."
             )
 
     def _load_ended_trials(self, driver: Driver) -> list[Trial]:
@@ -137,9 +138,12 @@ class Search:
 
         Also prints how many trials are done, running and to be proposed.
         """
-        trials = [trial for study in self.studies for trial in study.trials()]
+        trials: list[Trial] = []
+        for study in self.studies:
+            trials += study.trials()
         ended = [trial for trial in trials if trial.frozen.state.is_finished()]
-        driver.add(job for trial in ended for job in trial.jobs)
+        for trial in ended:
+            driver.add(trial.jobs)
         n_running = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
         n_trials = self.trials_per_study * len(self.studies)
         remaining = max(0, n_trials - len(ended) - n_running)
@@ -160,8 +164,10 @@ class Search:
         stay pruned.
         """
         unpruned = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
-        jobs = [job for trial in unpruned for job in trial.jobs]
-        driver.run_jobs(lambda: list(map(PlannedJob, jobs)))
+        planned_jobs: list[PlannedJob] = []
+        for trial in unpruned:
+            planned_jobs += map(PlannedJob, trial.jobs)
+        driver.run_jobs(lambda: planned_jobs)
         with _proposal_lock(driver.sweep):
             for trial in unpruned:
                 trial.study.tell_late(trial, driver.job_table)
@@ -221,7 +227,8 @@ class Search:
         Returns:
             The trials with further jobs, and these jobs.
         """
-        driver.add(job for trial in trials for job in trial.jobs)
+        for trial in trials:
+            driver.add(trial.jobs)
         open_trials: list[Trial] = []
         planned_jobs: list[PlannedJob] = []
         for trial in trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -100,13 +101,11 @@ def distribution(override: Override) -> BaseDistribution:
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, IntervalSweep):
-            corner_points: tuple[Any, Any] = (
-                value.start,
-                value.end,
-            )  # annotated as float, may be int
-            if all(isinstance(end, int) for end in corner_points):
-                return IntDistribution(*corner_points, log=log)
-            return FloatDistribution(float(corner_points[0]), float(corner_points[1]), log=log)
+            low: Any = value.start  # Hydra annotates both as float, but they may be int
+            high: Any = value.end
+            if isinstance(low, int) and isinstance(high, int):
+                return IntDistribution(low, high, log=log)
+            return FloatDistribution(float(low), float(high), log=log)
         if isinstance(value, RangeSweep) and not log and not value.shuffle:
             return _grid(value)
     except ValueError as error:
@@ -118,19 +117,19 @@ def distribution(override: Override) -> BaseDistribution:
 
 
 def _grid(value: RangeSweep) -> BaseDistribution:
-    """Convert `range(a, b, step)`, without its end, to a distribution with steps."""
+    """Convert `range(a, b, step)` to a distribution with steps; its last value is below b."""
     start = value.start
     stop = value.stop
     step = value.step
     assert start is not None
     assert stop is not None
     if all(isinstance(number, int) for number in (start, stop, step)):
-        last = (
-            start + (max(0, -(-int(stop - start) // int(step))) - 1) * step
-        )  # the end is not part of a range
+        count = max(0, math.ceil((stop - start) / step))
+        last = start + (count - 1) * step
         return IntDistribution(int(start), int(last), step=int(step))
-    count = len([None for _ in value.range()])
-    return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
+    count = len(list(value.range()))
+    last = start + (count - 1) * step
+    return FloatDistribution(float(start), float(last), step=float(step))
 
 
 def low_or_first(distribution: BaseDistribution) -> object:

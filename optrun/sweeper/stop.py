@@ -87,7 +87,7 @@ class Stop:
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if main else ():
-            self._before[number] = signal.signal(number, self._ask)
+            self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -99,7 +99,7 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle a signal: the first requests a stop, a second kills all jobs and ends the sweep.
 
         The second exits this process with 128 + number, or raises KeyboardInterrupt in a process

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a line when a job ends, and on a terminal where all stand."""
+"""Show a sweep in the terminal: a line when a job ends, and a live status of all jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobRow:
     record: Record = field(default_factory=Record)
     running: bool = False
     is_pruned: bool = False
-    """Whether it was found too weak at a rung, and stopped there."""
+    """Whether the pruner stopped it at a rung."""
     worker_died: bool = False
     """Whether its worker died, and it is tried once more, alone."""
     retry: int | None = None
@@ -91,16 +91,23 @@ class JobTable:
     def counts(self) -> str:
         """Write the number of jobs in each state as one line; each job counts once."""
         rows = self.rows.values()
-        is_pruned = sum(row.is_pruned and not row.state.ended for row in rows)
-        stopped = sum(row.left and row.state.status != "new" for row in rows)
-        remaining = self.left
-        paused_text = f" · {is_pruned} stopped at a rung" if is_pruned else ""
-        waiting = f", {remaining - stopped} not started" if remaining > stopped else ""
-        return (
-            f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
-            f"{self.count('failed')} failed{paused_text} · {remaining} left"
-            + (f" ({stopped} interrupted{waiting})" if stopped else "")
-        )
+        n_pruned = sum(row.is_pruned and not row.state.ended for row in rows)
+        n_interrupted = sum(row.left and row.state.status != "new" for row in rows)
+        n_left = self.left
+        counts = [
+            f"{self.count('finished')} of {self.total} finished",
+            f"{len(self.running)} running",
+            f"{self.count('failed')} failed",
+        ]
+        if n_pruned:
+            counts.append(f"{n_pruned} stopped at a rung")
+        details = ""
+        if n_interrupted:
+            details = f" ({n_interrupted} interrupted)"
+            if n_left > n_interrupted:
+                details = f" ({n_interrupted} interrupted, {n_left - n_interrupted} not started)"
+        counts.append(f"{n_left} left{details}")
+        return " · ".join(counts)
 
     def steps(self) -> tuple[int, int]:
         """Count the optimizer steps done, and the planned steps of all jobs."""
@@ -109,17 +116,17 @@ class JobTable:
         return done, sum(state.total or state.step for state in states)
 
     def best_line(self) -> str:
-        """Describe the best job so far; empty without one."""
-        best: JobRow | None = None
+        """Describe the job with the best metric, failed jobs aside; empty without a value."""
+        best_value: float | None = None
+        line = ""
         for row in self.rows.values():
-            value = row.state.best if row.state.status != "failed" else None
-            if value is not None and (
-                best is None or row.state.better(value, best.state.best or 0.0)
-            ):
-                best = row
-        if best is None:
-            return ""
-        return f"best {best.state.metric} {best.state.best:.5g}: {best.job.label}"
+            value = row.state.best
+            if value is None or row.state.status == "failed":
+                continue
+            if best_value is None or row.state.better(value, best_value):
+                best_value = value
+                line = f"best {row.state.metric} {value:.5g}: {row.job.label}"
+        return line
 
 
 @dataclass
@@ -213,9 +220,8 @@ def event_line(row: JobRow, job_table: JobTable, seconds_left: float | None, log
     if row.on_devices:
         pieces.append(row.on_devices)
     if to_go:
-        pieces.append(
-            f"{to_go} to go" + (f", {duration(seconds_left)}" if seconds_left is not None else "")
-        )
+        estimate = "" if seconds_left is None else f", {duration(seconds_left)}"
+        pieces.append(f"{to_go} to go{estimate}")
     return "  ".join(pieces)
 
 

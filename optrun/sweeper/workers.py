@@ -69,8 +69,10 @@ class Workers:
             process = fitting[0]
             self._idle.remove(process)
         else:
-            taken = {device for process in self._all() for device in process.devices}
-            free = [device for device in self._devices if device not in {*taken, *busy}]
+            taken = set(busy)
+            for other in self._all():
+                taken.update(other.devices)
+            free = [device for device in self._devices if device not in taken]
             if len(free) < count:
                 return None
             process = launching.LaunchProcess(self._log, free[:count])
