@@ -101,7 +101,7 @@ class Run:
             from optrun.runner.export import export
 
             target = locate(str(self.path if checkpoint is None else checkpoint))
-            folder = target.whole_checkpoint()
+            folder = target.complete_checkpoint()
             with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:
                 export(
                     target.run,

@@ -121,7 +121,7 @@ class AsyncWriter:
                 self.retention.trust(folder)
                 best = self.retention.complete(request.ranked, request.keep_best)
                 point_best(self.run, best[0] if best else None)
-                self.retention({*best, *request.keep, request.snapshot.global_step})
+                self.retention.delete_expired({*best, *request.keep, request.snapshot.global_step})
         except OSError as refused:
             error = StorageError(
                 f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."

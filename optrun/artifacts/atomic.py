@@ -24,7 +24,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """Add the path to operating system errors about a file descriptor."""
     try:
         yield
@@ -110,13 +110,13 @@ class Output:
             OSError: The disk refused the write; a part may have been written.
         """
         rest = memoryview(content)
-        with naming(self.path):
+        with name_in_errors(self.path):
             while rest.nbytes:
                 rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
         """Flush the file to the disk (fsync)."""
-        with naming(self.path):
+        with name_in_errors(self.path):
             os.fsync(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ def sync_folder(folder: Path) -> None:
     """Flush the entries of a folder to the disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with naming(folder):
+        with name_in_errors(folder):
             os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that know no such thing
@@ -158,34 +158,32 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """Replace a file's content atomically, flushed to the disk."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_bytes(aside, content)
-        os.rename(aside, path)  # noqa: PTH104  # one system call, by its own name
+        write_bytes(temporary, content)
+        os.rename(temporary, path)  # noqa: PTH104  # one system call, by its own name
     except BaseException:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
-def commit_folder(aside: Path, folder: Path) -> None:
+def commit_folder(temporary: Path, folder: Path) -> None:
     """Rename a finished folder into place and flush the entry.
 
     Raises:
         OSError: The disk refused the rename, or the destination exists.
     """
-    sync_folder(aside)
-    os.rename(aside, folder)  # noqa: PTH104
+    sync_folder(temporary)
+    os.rename(temporary, folder)  # noqa: PTH104
     sync_folder(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder that optrun wrote; links are deleted, never followed.
+    """Delete a folder written by optrun; links are deleted, never followed.
 
-    Renamed first, so that a killed deletion leaves nothing that looks whole.
-
-    Links are deleted, never followed.
+    The folder is renamed first, so that a killed deletion leaves nothing that looks complete.
     """
     if folder.is_symlink():
         folder.unlink()

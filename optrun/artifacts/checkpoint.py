@@ -1,9 +1,9 @@
-"""Checkpoints: saved aside, committed by rename, verified before anything of them is used.
+"""Checkpoints: saved in a temporary folder, committed by rename, verified before use.
 
-Everything is safetensors and JSON; no pickle is read or written. What a whole checkpoint is stands
-in `manifest`, which ones are kept in `retention`. Where tensors are divided among ranks, each rank
-writes its shard into the same folder aside (`sharded`), and the first commits it when it has the
-checksums of all.
+Everything is safetensors and JSON; no pickle is read or written. `manifest` defines a complete
+checkpoint, and `retention` decides how many are kept. If tensors are divided among ranks, each rank
+writes its shard into the same temporary folder (`sharded`), and rank 0 commits the folder when it
+has the checksums of all.
 """
 
 from __future__ import annotations
@@ -105,39 +105,40 @@ def save_checkpoint(
     gather_results(saving, lambda: refuse_not_finite(snapshot))
     refuse_disagreement(snapshot.global_step, _sections(snapshot), saving)
     folder = run.checkpoint(snapshot.global_step)
-    aside = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
+    temporary = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
-        path = call_on_first(saving, lambda: _make_aside(folder, aside, snapshot))
+        path = call_on_first(saving, lambda: _make_temporary_folder(folder, temporary, snapshot))
         if path is None:
             return folder
         content = write_content(path, _sections(snapshot), saving)
 
         def commit() -> None:
-            write_manifest(aside, snapshot.metadata, content)
+            write_manifest(temporary, snapshot.metadata, content)
             if before_commit is not None:
                 before_commit()
-            _put_in_place(aside, folder)
+            _put_in_place(temporary, folder)
             replace_text(run.last, folder.name + "\n")
 
         call_on_first(saving, commit)
     except OSError as error:
-        _discard(aside, folder, saving)
+        _discard(temporary, folder, saving)
         raise StorageError(
             f"{folder}: the checkpoint could not be saved: {error.strerror or error}. Older"
-            f" checkpoints are untouched; {_room(run, snapshot)}, then use resume={run.path}"
+            f" checkpoints are untouched; {_advise_on_space(run, snapshot)}, then use"
+            f" resume={run.path}"
         ) from error
     except BaseException:
-        _discard(aside, folder, saving)
+        _discard(temporary, folder, saving)
         raise
     return folder
 
 
 def _sections(snapshot: Snapshot) -> Sections:
-    """Return the tensors of the model, and those of the optimizer."""
+    """Return the tensors of the model and of the optimizer."""
     return snapshot.model, snapshot.optimizer
 
 
-def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
+def _make_temporary_folder(folder: Path, temporary: Path, snapshot: Snapshot) -> Path | None:
     """Create the temporary folder of a checkpoint; None if the same checkpoint exists already.
 
     A damaged checkpoint of this step is renamed first. One with other counters stays until the new
@@ -154,22 +155,23 @@ def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
         elif _same_counters(folder, snapshot):
             return None
     refuse_without_room(folder, snapshot.size, "Older checkpoints are untouched; make room.")
-    if aside.is_dir() and not aside.is_symlink():
-        remove_folder(aside)
-    aside.mkdir()
-    return aside
+    if temporary.is_dir() and not temporary.is_symlink():
+        remove_folder(temporary)
+    temporary.mkdir()
+    return temporary
 
 
-def _put_in_place(aside: Path, folder: Path) -> None:
+def _put_in_place(temporary: Path, folder: Path) -> None:
     """Rename a finished temporary folder to its final name; delete an older checkpoint there.
 
     The older one is renamed first, so that a kill in between loses neither.
     """
-    replaced = folder.with_name(f"{REPLACED}{folder.name}") if folder.exists() else None
-    if replaced is not None:
+    replaced = folder.with_name(f"{REPLACED}{folder.name}")
+    is_replacing = folder.exists()
+    if is_replacing:
         os.rename(folder, replaced)  # noqa: PTH104
-    commit_folder(aside, folder)
-    if replaced is not None:
+    commit_folder(temporary, folder)
+    if is_replacing:
         remove_folder(replaced)
 
 
@@ -192,7 +194,7 @@ def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
     return counters(read_state(folder)) == counters(to_json(snapshot.metadata.to_dict()))
 
 
-def _room(run: RunDir, snapshot: Snapshot) -> str:
+def _advise_on_space(run: RunDir, snapshot: Snapshot) -> str:
     """Write the request to make room, with needed and free bytes if the latter are known."""
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(run.path).free
@@ -200,18 +202,17 @@ def _room(run: RunDir, snapshot: Snapshot) -> str:
     return "make room"
 
 
-def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
+def _discard(temporary: Path, folder: Path, saving: ProcessGroup | None) -> None:
     """Delete the leftovers of a failed save and restore what it replaced; rank 0 only."""
     if rank_of(saving) != 0:
         return
     replaced = folder.with_name(f"{REPLACED}{folder.name}")
-    with contextlib.suppress(
-        OSError
-    ):  # what cannot be done now is done before the next save, or at the next start
+    # What cannot be done now is done before the next save, or at the next start.
+    with contextlib.suppress(OSError):
         if replaced.is_dir() and not folder.exists():
             replaced.rename(folder)
-        if aside.is_dir():
-            remove_folder(aside)
+        if temporary.is_dir():
+            remove_folder(temporary)
 
 
 def refuse_not_finite(snapshot: Snapshot) -> None:
@@ -298,7 +299,7 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Read this rank's shards of a lazily loaded checkpoint, so that no rank holds the full state.
+    """Read this rank's shards of a lazily loaded checkpoint; no rank holds the full state.
 
     Args:
         snapshot: A snapshot that was loaded lazily.
@@ -312,16 +313,15 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
     Raises:
         CheckpointError: A tensor cannot be read.
     """
-    read: list[dict[str, torch.Tensor]] = []
-    for part in _sections(snapshot):
-        assert isinstance(part, StoredTensors), "load it with lazy=True"
-        read.append(
-            {
-                name: part.read(name, params.get(name, params.get(name.partition("/")[0])))
-                for name in part
-            }
-        )
-    model, optimizer = read
+    sections: list[dict[str, torch.Tensor]] = []
+    for stored in _sections(snapshot):
+        assert isinstance(stored, StoredTensors), "load it with lazy=True"
+        tensors = {}
+        for name in stored:
+            param_name = name if name in params else name.partition("/")[0]
+            tensors[name] = stored.read(name, params.get(param_name))
+        sections.append(tensors)
+    model, optimizer = sections
     return replace(snapshot, model=model, optimizer=optimizer)
 
 
@@ -348,9 +348,9 @@ def _read(path: Path) -> tuple[bytes, PlainDict]:
 def set_aside(folder: Path, why: str = "damaged") -> Path:
     """Rename a checkpoint so that nothing uses it, and keep it for inspection."""
     number = 1
-    aside = folder.with_name(f"{why}-{folder.name}-{number}")
-    while aside.exists():
+    renamed = folder.with_name(f"{why}-{folder.name}-{number}")
+    while renamed.exists():
         number += 1
-        aside = folder.with_name(f"{why}-{folder.name}-{number}")
-    folder.rename(aside)
-    return aside
+        renamed = folder.with_name(f"{why}-{folder.name}-{number}")
+    folder.rename(renamed)
+    return renamed

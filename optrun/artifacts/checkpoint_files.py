@@ -1,4 +1,4 @@
-"""Write the files of a checkpoint into the folder aside, by one process or several ranks."""
+"""Write the files of a checkpoint into its temporary folder, by one process or several ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from optrun.artifacts.manifest import (
     FORMAT,
     SHARD_FOLDERS,
     TENSOR_FILES,
+    checksummed_text,
     refuse_larger,
-    sealed_text,
 )
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
@@ -47,11 +47,11 @@ class Content:
     """`world_size` and `mesh`; None: one process wrote it."""
 
 
-def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) -> Content:
+def write_content(temporary: Path, sections: Sections, saving: ProcessGroup | None) -> Content:
     """Write all tensors of a checkpoint, flushed to the disk.
 
     Args:
-        aside: The temporary folder, shared by all ranks.
+        temporary: The temporary folder, shared by all ranks.
         sections: Tensors by section; with several ranks, this rank's part.
         saving: Ranks that write together, as for `save_checkpoint`.
 
@@ -63,31 +63,31 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) 
         OptrunError: A rank failed otherwise; every rank raises.
     """
     if saving is not None:
-        return _write_sharded(aside, sections, saving)
+        return _write_sharded(temporary, sections, saving)
     files = {
-        name: write_tensors(aside / name, part)
+        name: write_tensors(temporary / name, part)
         for name, part in zip(TENSOR_FILES, sections, strict=True)
     }
     return Content(files, dict(zip(TENSOR_FILES, _described(sections), strict=True)))
 
 
-def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Content:
+def _write_sharded(temporary: Path, sections: Sections, saving: ProcessGroup) -> Content:
     """Write this rank's shards of all sections, flushed; return the entries of all ranks.
 
     Every rank must call it. The entries are sorted by path, and the mesh is that of the model.
     """
     rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
-        shards = write_shards(aside / folder, part, saving)
+        shards = write_shards(temporary / folder, part, saving)
         rank_files |= {f"{folder}/{name}": entry for name, entry in shards.items()}
 
-    def flushed() -> dict[str, Entry]:
+    def flush_folders() -> dict[str, Entry]:
         for folder in SHARD_FOLDERS:
-            sync_folder(aside / folder)
+            sync_folder(temporary / folder)
         return rank_files
 
     files: dict[str, Entry] = {}
-    for written in gather_results(saving, flushed):
+    for written in gather_results(saving, flush_folders):
         files |= written
     tensors = dict(zip(SHARD_FOLDERS, _described(sections), strict=True))
     return Content(
@@ -131,7 +131,7 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
             )
 
 
-def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) -> None:
+def write_manifest(temporary: Path, metadata: CheckpointMetadata, content: Content) -> None:
     """Write the metadata of a checkpoint beside its tensors, the manifest last.
 
     Raises:
@@ -140,7 +140,7 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
     """
     text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()
     refuse_larger(text, names.CHECKPOINT_STATE)
-    with Output(aside / names.CHECKPOINT_STATE, exclusive=True) as file:
+    with Output(temporary / names.CHECKPOINT_STATE, exclusive=True) as file:
         file.write(text)
         file.sync()
     facts = {
@@ -151,6 +151,8 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
         **(content.ranks or {}),
         "tensors": content.tensors,
     }
-    manifest = sealed_text(FORMAT, facts, {**content.files, names.CHECKPOINT_STATE: Entry.of(text)})
+    manifest = checksummed_text(
+        FORMAT, facts, {**content.files, names.CHECKPOINT_STATE: Entry.of(text)}
+    )
     refuse_larger(manifest, names.CHECKPOINT_MANIFEST)
-    write_bytes(aside / names.CHECKPOINT_MANIFEST, manifest)
+    write_bytes(temporary / names.CHECKPOINT_MANIFEST, manifest)

@@ -138,7 +138,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Lock a checkpoint for reading, so that its run does not delete it inside the `with` block.
+    """Lock a checkpoint for reading: its run does not delete it inside the `with` block.
 
     It holds a shared kernel lock on the manifest, which ends with the process; nothing is written.
     On a file system without locks nothing is protected.

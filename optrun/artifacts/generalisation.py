@@ -105,7 +105,10 @@ class Generalisation:
 
 
 def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
-    """Judge how a run generalises, by the values of its summary.
+    """Choose the verdict on how well a run generalises, by the values of its summary.
+
+    If more than half of the evaluation texts are training texts, the verdict is `seen`, unless the
+    model is no better.
 
     Args:
         summary: Values of `summary.json`; a missing one is not used.
@@ -179,7 +182,7 @@ def _verdict(
 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
-    """Return the number of evaluation texts that are also training texts, and of all of them.
+    """Count the evaluation texts also in the training texts, and all evaluation texts.
 
     Both are 0 if the summary does not record them.
     """

@@ -162,7 +162,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 @contextmanager
 def starting(path: Path) -> Iterator[None]:
-    """Reserve a run directory for ranks that this process starts, and whose rank 0 takes the lock.
+    """Reserve a run directory for the ranks to start, until rank 0 takes the lock.
 
     The directory itself is locked: no file is created, and rank 0 finds the lock file free. Without
     effect on a file system without locks.

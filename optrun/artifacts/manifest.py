@@ -1,7 +1,7 @@
-"""What a run and a checkpoint say they hold, in one format, and whether a checkpoint does.
+"""Manifests: the list of a folder's files with their checksums, and the check of a checkpoint.
 
 A manifest is JSON: its `format`, facts of its kind, `files` with size and checksum of each, and
-`sha256`, the seal over all of that. `saved_folder` writes the same format for `model/`.
+`sha256`, a checksum of all of that. `saved_folder` writes the same format for `model/`.
 
 A folder is a checkpoint when its manifest is there and every file agrees with it. That one
 predicate, `problems`, answers for loading, for retention and for `optrun verify`. Only files that
@@ -48,7 +48,7 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 # --------------------------------------------------------------------------------------------------
 
 
-def seal(manifest: Mapping[str, object]) -> str:
+def checksum_of(manifest: Mapping[str, object]) -> str:
     """Compute the sha256 of a manifest's content, independent of its whitespace.
 
     The digest is hexadecimal.
@@ -56,7 +56,9 @@ def seal(manifest: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, Entry]) -> bytes:
+def checksummed_text(
+    version: int, facts: Mapping[str, object], files: Mapping[str, Entry]
+) -> bytes:
     """Build the text of a manifest, with a checksum of itself.
 
     Args:
@@ -69,11 +71,11 @@ def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, E
         **facts,
         "files": [entry.to_dict(name) for name, entry in files.items()],
     }
-    return json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()
+    return json.dumps({**manifest, "sha256": checksum_of(manifest)}, indent=1).encode()
 
 
-def read_sealed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str, Entry]]:
-    """Read the values and files of a manifest; call it inside `understanding`.
+def read_checksummed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str, Entry]]:
+    """Read the values and files of a manifest; call it inside `manifest_errors`.
 
     The format is checked before the checksum, which another version may compute in another way.
 
@@ -88,21 +90,21 @@ def read_sealed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str,
     """
     values = dict(read_json(path))
     version = values.get("format")
-    sealed = values.pop("sha256", None)
-    ours = sealed == seal({**values, "format": supported_format})
-    if not ours:
+    recorded_checksum = values.pop("sha256", None)
+    is_intact = recorded_checksum == checksum_of({**values, "format": supported_format})
+    if is_intact and version == supported_format:
+        return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
+    if not is_intact:
         refuse_format(path, version, supported_format)
         if version != supported_format:
             raise CheckpointError(
                 f"{path}: format {str(version)[:20]}, this optrun reads format {supported_format}."
             )
-    if not ours or version != supported_format:
-        raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
-    return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
+    raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
 
 
 @contextmanager
-def understanding(path: Path) -> Iterator[None]:
+def manifest_errors(path: Path) -> Iterator[None]:
     """Turn errors of reading a manifest into a CheckpointError.
 
     Raises:
@@ -165,6 +167,15 @@ class CheckpointManifest:
         }
 
 
+def _read_tensor_entries(section: PlainDict) -> dict[str, TensorEntry]:
+    """Read the dtype and shape of each tensor of a section."""
+    entries: dict[str, TensorEntry] = {}
+    for name, entry in section.items():
+        shape = [int(size) for size in entry["shape"]]
+        entries[name] = {"dtype": str(entry["dtype"]), "shape": shape}
+    return entries
+
+
 def read_manifest(folder: Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint.
 
@@ -177,19 +188,11 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         raise CheckpointError(
             f"{folder}: a link: what lies outside of a run directory is not read."
         )
-    with understanding(path):
-        values, files = read_sealed(path, FORMAT)
+    with manifest_errors(path):
+        values, files = read_checksummed(path, FORMAT)
         ranks = int(values["world_size"]) if "world_size" in values else None
-        tensors: dict[str, dict[str, TensorEntry]] = {
-            section: {
-                str(name): {
-                    "dtype": str(entry["dtype"]),
-                    "shape": [int(size) for size in entry["shape"]],
-                }
-                for name, entry in values["tensors"][section].items()
-            }
-            for section in (TENSOR_FILES if ranks is None else SHARD_FOLDERS)
-        }
+        sections = TENSOR_FILES if ranks is None else SHARD_FOLDERS
+        tensors = {name: _read_tensor_entries(values["tensors"][name]) for name in sections}
         _refuse_strange_files(path, files, ranks)
         return CheckpointManifest(int(values["step"]), values["run_id"], files, tensors, ranks)
 
@@ -221,7 +224,7 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse a checkpoint of another format, which another version of optrun could still use.
+    """Refuse a checkpoint of another format: another version of optrun can still use it.
 
     Call it before a checkpoint is renamed as damaged. Any other fault of the manifest is ignored.
 
@@ -283,22 +286,23 @@ def problems(folder: Path, run_id: str | None = None) -> list[str]:
 
 
 def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
-    """List folders that are links, and shards that the manifest does not name.
+    """Describe shards missing in the manifest, and shard folders that are links; none if unsharded.
 
     Other programs would read every shard in the folder.
     """
-    messages = []
-    for name in SHARD_FOLDERS if any(map(_SHARD.fullmatch, files)) else ():
-        if (folder / name).is_symlink():
-            messages.append(
-                f"{folder / name}: a link: what lies outside of a checkpoint is not read."
-            )
-        elif (folder / name).is_dir():
-            messages += [
-                f"{path}: a shard of another save: the manifest does not name it."
-                for path in sorted((folder / name).glob("*.safetensors"))
-                if f"{name}/{path.name}" not in files
-            ]
+    messages: list[str] = []
+    if not any(map(_SHARD.fullmatch, files)):
+        return messages
+    for name in SHARD_FOLDERS:
+        shards = folder / name
+        if shards.is_symlink():
+            messages.append(f"{shards}: a link: what lies outside of a checkpoint is not read.")
+        elif shards.is_dir():
+            for path in sorted(shards.glob("*.safetensors")):
+                if f"{name}/{path.name}" not in files:
+                    messages.append(
+                        f"{path}: a shard of another save: the manifest does not name it."
+                    )
     return messages
 
 
@@ -316,9 +320,9 @@ def foreign_files(folder: Path) -> list[Path]:
     foreign = []
     for path in folder.iterdir():
         if path.name in folders and path.is_dir() and not path.is_symlink():
-            foreign += [
-                inner for inner in path.iterdir() if f"{path.name}/{inner.name}" not in content
-            ]
+            for shard in path.iterdir():
+                if f"{path.name}/{shard.name}" not in content:
+                    foreign.append(shard)
         elif path.name not in content:
             foreign.append(path)
     return sorted(foreign)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from optrun.artifacts.atomic import naming, replace_bytes, replace_text
+from optrun.artifacts.atomic import name_in_errors, replace_bytes, replace_text
 from optrun.base.errors import printable, refuse_format
 from optrun.base.plain import PlainDict
 from optrun.base.reading import LINES_BYTES, open_file, parse_json, read_json, read_lines
@@ -121,7 +121,7 @@ class MetricsWriter:
         line = json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
         try:
-            with naming(self.path):
+            with name_in_errors(self.path):
                 written = self._file.write(line)
                 if written != len(line):  # a full disk takes a part without a word
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -134,7 +134,7 @@ class MetricsWriter:
         # A descriptor of its own: this may run beside training, which may close the file.
         descriptor = os.dup(self._file.fileno())
         try:
-            with naming(self.path):
+            with name_in_errors(self.path):
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -229,7 +229,7 @@ def truncate_after(path: Path, step: int) -> None:
             return line
         return None
 
-    _rewrite(path, keep_until_step)
+    _replace_lines(path, keep_until_step)
 
 
 def take_up(path: Path, step: int) -> None:
@@ -244,15 +244,15 @@ def take_up(path: Path, step: int) -> None:
         step: Optimizer steps done in the checkpoint.
     """
     truncate_after(path, step)
-    _rewrite(path, _without_unscheduled)
+    _replace_lines(path, _without_unscheduled)
 
 
-def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> None:
-    """Filter the lines of a file, and replace it if they change.
+def _replace_lines(path: Path, replace_line: Callable[[bytes], bytes | None]) -> None:
+    """Replace or drop lines of a file; a missing file stays missing.
 
     Args:
-        path: The file; blank lines are dropped, too.
-        keep: Maps a line to its replacement; None drops it.
+        path: The file; blank lines are dropped, too. It is only written if a line changes.
+        replace_line: Returns the replacement of a line; None drops the line.
     """
     try:
         lines = [line for line in read_lines(path) if line.strip()]
@@ -260,7 +260,7 @@ def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> None:
         return
     new_lines = []
     for line in lines:
-        new_line = keep(line.rstrip(b"\n"))
+        new_line = replace_line(line.rstrip(b"\n"))
         if new_line is not None:
             new_lines.append(new_line + b"\n")
     if new_lines != lines:
@@ -318,7 +318,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
         refuse_format(path, summary.get("format"), SUMMARY_FORMAT)
     return {
         key: from_json(value) if key in _NUMERIC_SECTIONS else value
-        for key, value in _shown(summary).items()
+        for key, value in _printable_texts(summary).items()
     }
 
 
@@ -330,7 +330,7 @@ def try_read_summary(path: Path) -> PlainDict:
         return {}
 
 
-def _shown(value: object) -> Any:
+def _printable_texts(value: object) -> Any:
     """Make the texts in a run file's values safe for a terminal or a picture.
 
     Control characters would move the cursor or break a picture.
@@ -340,9 +340,9 @@ def _shown(value: object) -> Any:
             return value
         return printable(value)
     if isinstance(value, dict):
-        return {_shown(key): _shown(item) for key, item in value.items()}
+        return {_printable_texts(key): _printable_texts(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_shown(item) for item in value]
+        return [_printable_texts(item) for item in value]
     return value
 
 
@@ -357,10 +357,12 @@ def _parse(line: bytes) -> PlainDict | None:
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
         return None
-    return {
-        _shown(name): _NON_FINITE.get(value, _shown(value)) if isinstance(value, str) else value
-        for name, value in record.items()
-    }
+    parsed = {}
+    for name, value in record.items():
+        if isinstance(value, str):
+            value = _NON_FINITE.get(value, _printable_texts(value))
+        parsed[_printable_texts(name)] = value
+    return parsed
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Say which of two values of a metric, and which evaluation of a run, is better."""
+"""Compare two values of a metric, and rank the evaluations of a run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def is_better(value: float, other: float, mode: str) -> bool:
         other: The value to beat.
         mode: `min` or `max`.
     """
-    if other != other:
-        return value == value
+    if math.isnan(other):
+        return not math.isnan(value)
     if mode == "min":
         return value < other
     return value > other
@@ -47,13 +47,15 @@ def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: s
         >>> rank_steps({40: 1.0, 60: 1.0, 80: 1.0, 20: 0.5}, {40: 0.02, 60: 0.01, 80: 0.01}, "max")
         [80, 60, 40, 20]
     """
-    sign = 1.0 if mode == "min" else -1.0
 
-    def place(step: int) -> tuple[float, float, int]:
-        loss = losses.get(step, math.nan)
-        return sign * values[step], math.inf if math.isnan(loss) else loss, -step
+    def sort_key(step: int) -> tuple[float, float, int]:
+        value = values[step] if mode == "min" else -values[step]
+        loss = losses.get(step, math.inf)
+        if math.isnan(loss):
+            loss = math.inf
+        return value, loss, -step
 
-    return sorted((step for step, value in values.items() if not math.isnan(value)), key=place)
+    return sorted((step for step, value in values.items() if not math.isnan(value)), key=sort_key)
 
 
 def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
@@ -69,7 +71,8 @@ def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
     values = {
         step: value for step, value in _points(log, metric) if step > 0 and math.isfinite(value)
     }
-    return next(iter(rank_steps(values, dict(_points(log, loss_beside(metric))), mode)), None)
+    losses = dict(_points(log, loss_beside(metric)))
+    return next(iter(rank_steps(values, losses, mode)), None)
 
 
 def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
@@ -96,4 +99,6 @@ def score_of_diverged(
     scores = [
         value for value in (*finite, *untrained) if value is not None and math.isfinite(value)
     ]
-    return (max if mode == "min" else min)(scores, default=None)
+    if mode == "min":
+        return max(scores, default=None)
+    return min(scores, default=None)

@@ -94,16 +94,15 @@ def hardware(device: str, threads: int) -> dict[str, object]:
 def _processor() -> str:
     """Name the processor of this machine."""
     with contextlib.suppress(OSError):
-        for line in (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        ):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
 
 
 def config_digest(values: Mapping[str, object]) -> str:
-    """Digest the parts of a resolved configuration that change the result.
+    """Digest the result-deciding values of a resolved configuration.
 
     Args:
         values: The resolved configuration, as plain values. Names, logging, saving, tracking and
@@ -162,7 +161,7 @@ _DERIVED = (
 
 
 def _result_deciding_training(values: PlainMapping) -> PlainDict:
-    """Select the keys of `training` that decide the result, with the ranks if they do."""
+    """Select the result-deciding keys of `training`; add `ranks` if the batch depends on them."""
     training = values["training"]
     result = {
         key: value for key, value in training.items() if key not in TRAINING_KEYS_WITHOUT_EFFECT

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which one is newest, and which ones go.
+"""Find the newest complete checkpoint, delete old ones, and clean up after a killed process.
 
 Steps decide, as integers; never the time of a file. A folder counts when it is complete, whatever
 its name.
@@ -22,12 +22,12 @@ from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, ste
 from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import read_text
 
-_OURS = re.compile(
+_TEMPORARY_IN_RUN = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
     r"\.(config\.yaml|metrics\.jsonl|summary\.json|tracking\.json|curves\.png|"
     r"report(\.html|\.md|\.csv|-[\w-]+\.(png|csv)))\.\d+\.tmp"
 )
-"""What a process leaves in a run directory that was killed while it wrote one of these aside."""
+"""Names of temporary files and folders in a run directory; a killed process leaves them."""
 
 
 def step_of(folder: Path) -> int:
@@ -44,15 +44,15 @@ def latest_complete(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
         OtherFormatError: A newer optrun wrote one of the newer checkpoints.
         CheckpointError: The id of the run is ambiguous, see `run_id_of`.
     """
-    wrong: dict[Path, list[str]] = {}
+    damaged: dict[Path, list[str]] = {}
     run_id = run_id_of(run)
     for folder in checkpoint_folders(run):
         refuse_other_format(folder)
         messages = problems(folder, run_id)
         if not messages:
-            return folder, wrong
-        wrong[folder] = messages
-    return None, wrong
+            return folder, damaged
+        damaged[folder] = messages
+    return None, damaged
 
 
 def clean_leftovers(run: RunDir) -> list[str]:
@@ -65,9 +65,12 @@ def clean_leftovers(run: RunDir) -> list[str]:
     """
     removed = []
     for path in sorted(run.path.iterdir()):
-        if path.is_symlink() or not _OURS.fullmatch(path.name):
+        if path.is_symlink() or not _TEMPORARY_IN_RUN.fullmatch(path.name):
             continue
-        remove_folder(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            remove_folder(path)
+        else:
+            path.unlink()
         removed.append(path.name)
     if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
         return removed
@@ -115,7 +118,7 @@ class Retention:
         complete_steps = (step for step in steps if self._is_complete(self.run.checkpoint(step)))
         return list(islice(complete_steps, count))
 
-    def __call__(self, keep: Collection[int]) -> list[Path]:
+    def delete_expired(self, keep: Collection[int]) -> list[Path]:
         """Delete all checkpoints except the newest and those to keep.
 
         Args:

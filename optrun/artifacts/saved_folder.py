@@ -11,7 +11,7 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import write_bytes
 from optrun.artifacts.checksum import Entry, digest_of, file_problem
-from optrun.artifacts.manifest import read_sealed, sealed_text, understanding
+from optrun.artifacts.manifest import checksummed_text, manifest_errors, read_checksummed
 from optrun.base.errors import CheckpointError
 from optrun.base.reading import open_file
 
@@ -35,7 +35,7 @@ def write_checksums(folder: Path) -> None:
             os.fsync(file.fileno())
             size = os.fstat(file.fileno()).st_size
             entries[name] = Entry(size, digest_of(file).hexdigest())
-    write_bytes(folder / CHECKSUMS, sealed_text(FORMAT, {}, entries))
+    write_bytes(folder / CHECKSUMS, checksummed_text(FORMAT, {}, entries))
 
 
 def read_checksums(folder: Path) -> dict[str, Entry]:
@@ -51,8 +51,8 @@ def read_checksums(folder: Path) -> dict[str, Entry]:
         )
     if not os.path.lexists(path):
         raise CheckpointError(f"{path}: missing, so whether this folder is whole is not known.")
-    with understanding(path):
-        entries = read_sealed(path, FORMAT)[1]
+    with manifest_errors(path):
+        entries = read_checksummed(path, FORMAT)[1]
     for name in entries:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise CheckpointError(f"{path}: names {name}, which lies outside of the folder.")

@@ -121,7 +121,7 @@ def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _safetensors_errors(path: Path) -> Iterator[None]:
     """Turn errors of reading a safetensors file into a CheckpointError that names the file.
 
     Raises:
@@ -168,7 +168,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         self._files: dict[Path, Any] = {}
         self._pieces: dict[str, list[_Piece]] = {}
         for path in files:
-            with _naming(path):
+            with _safetensors_errors(path):
                 self._open(path)
         self._refuse_gaps(files)
 
@@ -228,7 +228,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """
         pieces = self._pieces[name]
         shape = tuple(self.described[name]["shape"])
-        with _naming(pieces[0].file):
+        with _safetensors_errors(pieces[0].file):
             if isinstance(like, DTensor) and tuple(like.shape) == shape:
                 divided = torch.empty_like(like.detach(), dtype=self._stored(name, pieces[0]).dtype)
                 self._fill(local_part(divided), _first_index(divided), name)

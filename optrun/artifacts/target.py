@@ -88,10 +88,10 @@ class Target:
             raise ConfigError(f"{self.typed}: neither a run directory nor a folder of runs.")
         return self.path
 
-    def whole_checkpoint(self) -> Path:
-        """Return the named checkpoint, or the run's newest complete one.
+    def complete_checkpoint(self) -> Path:
+        """Return the named checkpoint after a check, or the run's newest complete one.
 
-        Prints which ones were skipped as damaged, and where the best one is if it is another.
+        For a run, prints which newer ones were skipped as damaged, and where the best one is.
 
         Raises:
             ConfigError: The path is neither a run nor a checkpoint.
@@ -100,16 +100,17 @@ class Target:
         from optrun.artifacts.retention import latest_complete, pointed
 
         if self.checkpoint is not None:
-            wrong = problems(self.checkpoint, run_id_of(self.run))
-            if wrong:
-                raise CheckpointError(wrong[0])
+            faults = problems(self.checkpoint, run_id_of(self.run))
+            if faults:
+                raise CheckpointError(faults[0])
             return self.checkpoint
         newest, damaged = latest_complete(self.run)
+        first_faults = [faults[0] for faults in damaged.values()]
         if newest is None:
-            faults = " ".join(reasons[0] for reasons in damaged.values())
-            raise CheckpointError(f"{self.path}: no checkpoint that is whole. {faults}".strip())
-        for reasons in damaged.values():
-            sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
+            message = f"{self.path}: no complete checkpoint."
+            raise CheckpointError(" ".join([message, *first_faults]))
+        for fault in first_faults:
+            sys.stderr.write(f"optrun: warning: {printable(fault)} Passed over.\n")
         best = pointed(self.run.best)
         if best and best.name != newest.name:
             note = (
@@ -119,20 +120,20 @@ class Target:
         return newest
 
     @contextmanager
-    def held_checkpoint(self) -> Iterator[Path]:
-        """Choose a checkpoint as `whole_checkpoint`, and lock it against deletion by its run.
+    def locked_checkpoint(self) -> Iterator[Path]:
+        """Choose a checkpoint as `complete_checkpoint`, and lock it against deletion by its run.
 
         If it is deleted before it is locked, another one is chosen.
 
         Raises:
-            ConfigError: As `whole_checkpoint`.
-            CheckpointError: As `whole_checkpoint`.
+            ConfigError: As `complete_checkpoint`.
+            CheckpointError: As `complete_checkpoint`.
         """
         with ExitStack() as stack:
             while True:
                 folders = checkpoint_folders(self.run)
                 try:
-                    folder = self.whole_checkpoint()
+                    folder = self.complete_checkpoint()
                 except CheckpointError:
                     if checkpoint_folders(self.run) == folders:
                         raise

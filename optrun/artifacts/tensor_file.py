@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
-from optrun.artifacts.atomic import Output, naming
+from optrun.artifacts.atomic import Output, name_in_errors
 from optrun.artifacts.checksum import Entry, TensorEntry
 
 _CHUNK = 4 * 2**20
@@ -95,13 +95,39 @@ def write_tensors(
         TypeError: The format lacks the dtype of a tensor; the message names it.
         ValueError: This rank holds only a part of a tensor.
     """
-    ordered = sorted(
-        tensors, key=lambda name: (-tensors[name].element_size(), name)
-    )  # keeps every tensor aligned
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    # Larger elements first, so that every tensor is aligned.
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    head = _header({name: tensors[name] for name in ordered}, metadata or {})
+    digest = xxhash.xxh3_128(head)
+    size = len(head)
+    # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
+    with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
+        file.write(head)
+        pending = None
+        for name in ordered:
+            size += tensors[name].nbytes
+            for chunk in _chunks(tensor_bytes(tensors[name])):
+                # One worker: in the order of the file.
+                pending = helper.submit(digest.update, chunk)
+                file.write(chunk)
+        if pending is not None:
+            pending.result()
+        file.sync()
+    return Entry(size, digest.hexdigest(), "xxh3")
+
+
+def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Build the header of a safetensors file: its length, and the place of each tensor as JSON.
+
+    Spaces fill it up to a multiple of 8 bytes.
+
+    Raises:
+        TypeError: The format lacks the dtype of a tensor.
+        ValueError: This rank holds only a part of a tensor.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
-    for name in ordered:
-        tensor = tensors[name]
+    for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name}: a tensor of {tensor.dtype} cannot be saved.")
         if local_part(tensor).shape != tensor.shape:
@@ -113,23 +139,9 @@ def write_tensors(
             "data_offsets": [offset, end],
         }
         offset = end
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    head = len(head).to_bytes(8, "little") + head
-    digest = xxhash.xxh3_128(head)
-    # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
-    with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
-        file.write(head)
-        pending = None
-        for name in ordered:
-            for chunk in _chunks(tensor_bytes(tensors[name])):
-                # One worker: in the order of the file.
-                pending = helper.submit(digest.update, chunk)
-                file.write(chunk)
-        if pending is not None:
-            pending.result()
-        file.sync()
-    return Entry(len(head) + offset, digest.hexdigest(), "xxh3")
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def tensors_on_disk(
@@ -150,7 +162,7 @@ def tensors_on_disk(
         OSError: The disk refused the write.
     """
     tensor_places = []
-    with naming(folder), TemporaryFile(dir=folder) as file:
+    with name_in_errors(folder), TemporaryFile(dir=folder) as file:
         for name, tensor in tensors:
             tensor_places.append((name, tensor.dtype, tensor.shape, file.tell()))
             content = tensor_bytes(tensor)
@@ -159,12 +171,15 @@ def tensors_on_disk(
             del tensor, content  # before the next one is made
         file.flush()
         memory = mmap(file.fileno(), 0)
-    return {
-        name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
-        if shape.numel()
-        else torch.empty(shape, dtype=dtype)
-        for name, dtype, shape, offset in tensor_places
-    }
+    mapped = {}
+    for name, dtype, shape, offset in tensor_places:
+        count = shape.numel()
+        if count == 0:  # frombuffer refuses an empty range
+            mapped[name] = torch.empty(shape, dtype=dtype)
+        else:
+            values = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+            mapped[name] = values.view(shape)
+    return mapped
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:

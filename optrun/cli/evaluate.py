@@ -138,7 +138,7 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
     from optrun.config.original_cwd import original_cwd, rebase_paths
 
     target = locate(path)
-    with target.held_checkpoint() as checkpoint:
+    with target.locked_checkpoint() as checkpoint:
         state = read_state(checkpoint)
         for note in require(state.get("plugins", ()), str(checkpoint)):
             sys.stderr.write(f"optrun: {note}\n")

@@ -53,7 +53,7 @@ def run(arguments: VerbArguments) -> int:
     if hub_name is not None:
         expect_hub(hub_name)
     saved = locate(source)
-    checkpoint = saved.whole_checkpoint()
+    checkpoint = saved.complete_checkpoint()
 
     def say(line: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -142,9 +142,9 @@ def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
         StorageError: The disk refused the write.
     """
     folder = run.tokenizer
-    with write_through_temporary(folder, replaces=True) as aside:
-        save_tokenizer(tokenizer, aside)
-        write_checksums(aside)
+    with write_through_temporary(folder, replaces=True) as temporary:
+        save_tokenizer(tokenizer, temporary)
+        write_checksums(temporary)
 
 
 def publish(
@@ -161,9 +161,9 @@ def publish(
         StorageError: The disk refused the write.
     """
     folder = run.model
-    with write_through_temporary(folder, replaces=True) as aside:
-        write_model(aside, model, tokenizer, summary, config, sample)
-        write_checksums(aside)
+    with write_through_temporary(folder, replaces=True) as temporary:
+        write_model(temporary, model, tokenizer, summary, config, sample)
+        write_checksums(temporary)
 
 
 def gather_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
@@ -282,8 +282,8 @@ def export(
     summary["max_steps"] = snapshot.metadata.total_steps
     summary["wall_seconds"] = counters["seconds"]
     summary["metrics"] = {key: counters.get(key, {}) for key in ("last", "best", "before_training")}
-    with write_through_temporary(destination) as aside:
-        write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
+    with write_through_temporary(destination) as temporary:
+        write_model(temporary, model, tokenizer, summary, snapshot.metadata.config)
     return snapshot.metadata.model_class
 
 

@@ -26,7 +26,7 @@ from optrun.artifacts import checkpoint_files as files_of
 from optrun.artifacts import sharded as sharded_of
 from optrun.artifacts.atomic import remove_folder
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
-from optrun.artifacts.manifest import foreign_files, problems, read_manifest, seal
+from optrun.artifacts.manifest import checksum_of, foreign_files, problems, read_manifest
 from optrun.artifacts.retention import clean_leftovers, latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import local_part
@@ -269,7 +269,7 @@ def sealed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     values = json.loads((folder / "manifest.json").read_text())
     values.pop("sha256")
     change(values)
-    (folder / "manifest.json").write_text(json.dumps({**values, "sha256": seal(values)}))
+    (folder / "manifest.json").write_text(json.dumps({**values, "sha256": checksum_of(values)}))
 
 
 def flip(path: Path, place: int = -1) -> None:

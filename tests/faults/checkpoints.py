@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot, make_checkpoints_dir, save_checkpoint
-from optrun.artifacts.manifest import seal
+from optrun.artifacts.manifest import checksum_of
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
 
@@ -46,7 +46,7 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest.pop("sha256")
     change(manifest)
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": seal(manifest)}))
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": checksum_of(manifest)}))
 
 
 def make_run(folder: Path, steps: tuple[int, ...] = ()) -> RunDir:

@@ -35,7 +35,7 @@ def save_and_retain(run: RunDir) -> None:
     retention = Retention(run, keep_last=1)
     retention.trust(place)
     point_best(run, 3)
-    retention({3})
+    retention.delete_expired({3})
 
 
 def newest(run: RunDir) -> int:

@@ -244,7 +244,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
         retention = Retention(run, keep_last=2)
         for step in range(2, 60):
             retention.trust(save_checkpoint(run, snapshot(step)))
-            retention(set())
+            retention.delete_expired(set())
 
     child = os.fork()
     if child == 0:

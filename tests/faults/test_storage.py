@@ -490,7 +490,7 @@ def test_an_error_beside_training_is_raised_in_it(
     def broken(*args: Any) -> Any:
         raise MemoryError("no memory for the manifest")
 
-    monkeypatch.setattr(files_of, "sealed_text", broken)
+    monkeypatch.setattr(files_of, "checksummed_text", broken)
     with pytest.raises(MemoryError, match="no memory for the manifest"):
         go(*straight.words, "hydra.run.dir=run")
     assert not list(RunDir("run").checkpoints.glob("*"))

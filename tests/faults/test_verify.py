@@ -133,10 +133,10 @@ def test_checksums_name_no_file_outside(tmp_path: Path) -> None:
     folder.mkdir()
     (tmp_path / "other").write_text("x")
     from optrun.artifacts.checksum import Entry
-    from optrun.artifacts.manifest import sealed_text
+    from optrun.artifacts.manifest import checksummed_text
 
     for name in ("../other", str(tmp_path / "other")):
-        (folder / CHECKSUMS).write_bytes(sealed_text(1, {}, {name: Entry.of(b"x")}))
+        (folder / CHECKSUMS).write_bytes(checksummed_text(1, {}, {name: Entry.of(b"x")}))
         assert "outside of the folder" in "".join(folder_problems(folder))
 
 

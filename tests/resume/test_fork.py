@@ -265,13 +265,13 @@ def test_a_trunk_that_is_being_read_is_not_deleted(place: Path) -> None:
     run = RunDir("old")
     retention = Retention(run, keep_last=1)
     with reading(run.checkpoint(AT)):
-        retention({2})
+        retention.delete_expired({2})
         assert [step for step in range(STEPS + 1) if run.checkpoint(step).is_dir()] == [
             2,
             AT,
             STEPS,
         ]
-    retention(set())
+    retention.delete_expired(set())
     assert [step for step in range(STEPS + 1) if run.checkpoint(step).is_dir()] == [STEPS]
     with pytest.raises(CheckpointError), reading(run.checkpoint(AT)):
         pass

@@ -26,7 +26,7 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
     ]
     every = ["checkpoint.save_steps=1", "checkpoint.keep_last=3", "training.device=cpu"]
     assert optrun(*given, *every, f"hydra.run.dir={run.path}") == 0
-    choose, gone = Target.whole_checkpoint, [run.checkpoint(2), run.checkpoint(3)]
+    choose, gone = Target.complete_checkpoint, [run.checkpoint(2), run.checkpoint(3)]
 
     def chosen(target: Target) -> Path:
         found = choose(target)
@@ -38,19 +38,19 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
                 )  # it went while it was looked through; the other one a moment later
         return found
 
-    monkeypatch.setattr(Target, "whole_checkpoint", chosen)
-    with locate(str(run.path)).held_checkpoint() as folder:
+    monkeypatch.setattr(Target, "complete_checkpoint", chosen)
+    with locate(str(run.path)).locked_checkpoint() as folder:
         assert folder == run.checkpoint(1)
         capsys.readouterr()
         (tmp_path / "aside-1").rename(run.checkpoint(3))
         run.best.write_text(f"{run.checkpoint(1).name}\n")
-        assert locate(str(run.path)).whole_checkpoint() == run.checkpoint(3)
+        assert locate(str(run.path)).complete_checkpoint() == run.checkpoint(3)
         said = capsys.readouterr().err
         assert f"{run.checkpoint(3).name} is the newest checkpoint; the best is {run.best}" in said
-        assert locate(str(run.best)).whole_checkpoint() == run.checkpoint(1)
+        assert locate(str(run.best)).complete_checkpoint() == run.checkpoint(1)
         assert capsys.readouterr().err == ""
         assert Retention(run, keep_last=1)(keep=[]) == []
     assert Retention(run, keep_last=1)(keep=[]) == [folder]
     run.checkpoint(3).joinpath("model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError), locate(str(run.path)).held_checkpoint():
+    with pytest.raises(CheckpointError), locate(str(run.path)).locked_checkpoint():
         pass

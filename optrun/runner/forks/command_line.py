@@ -194,7 +194,7 @@ def locate_trunk(value: str) -> Trunk:
     if trunk is not None and not Path(value).exists():
         trunk.require()
         return trunk
-    return Trunk.of(locate(value, f"{KEY}=").whole_checkpoint())
+    return Trunk.of(locate(value, f"{KEY}=").complete_checkpoint())
 
 
 def first_trunk(tokens: Sequence[str]) -> str | None:
