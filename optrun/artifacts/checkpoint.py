@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -347,10 +348,9 @@ def _read(path: Path) -> tuple[bytes, PlainDict]:
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:
     """Rename a checkpoint so that nothing uses it, and keep it for inspection."""
-    number = 1
-    renamed = folder.with_name(f"{why}-{folder.name}-{number}")
-    while renamed.exists():
-        number += 1
+    for number in count(1):
         renamed = folder.with_name(f"{why}-{folder.name}-{number}")
+        if not renamed.exists():
+            break
     folder.rename(renamed)
     return renamed

@@ -139,11 +139,9 @@ def sentence_of(summary: Mapping[str, object]) -> str:
 
     Empty if there is none, or if it was made at another step than the last.
     """
-    fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
-    generalisation = generalisation_of(summary) if fits else None
-    if generalisation is None:
+    if lookup(summary, "generalisation", "step") != summary.get("global_step"):
         return ""
-    return str(generalisation)
+    return str(generalisation_of(summary) or "")
 
 
 def _verdict(

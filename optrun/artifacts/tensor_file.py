@@ -96,17 +96,18 @@ def write_tensors(
         ValueError: This rank holds only a part of a tensor.
     """
     # Larger elements first, so that every tensor is aligned.
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    head = _header({name: tensors[name] for name in ordered}, metadata or {})
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    ordered = {name: tensors[name] for name in names}
+    head = _header(ordered, metadata or {})
     digest = xxhash.xxh3_128(head)
     size = len(head)
     # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
     with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
         file.write(head)
         pending = None
-        for name in ordered:
-            size += tensors[name].nbytes
-            for chunk in _chunks(tensor_bytes(tensors[name])):
+        for tensor in ordered.values():
+            size += tensor.nbytes
+            for chunk in _chunks(tensor_bytes(tensor)):
                 # One worker: in the order of the file.
                 pending = helper.submit(digest.update, chunk)
                 file.write(chunk)

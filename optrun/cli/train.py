@@ -230,8 +230,8 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     _refuse_call_in_rank(caller)
     if caller.launched is not None and caller.launched.size > 1:
         raise ConfigError(
-            f"{caller.launched.shown}: under {caller.launched.launcher} rank 0 alone would start"
-            f" the sweep. Start it without {caller.launched.launcher}; its jobs may have"
+            f"{caller.launched.size_variable}: under {caller.launched.launcher} rank 0 alone would"
+            f" start the sweep. Start it without {caller.launched.launcher}; its jobs may have"
             " distributed=ddp."
         )
     # 1. The overrides of all jobs; those of one optimizer are checked with its contender.
@@ -281,7 +281,7 @@ def _refuse_call_in_rank(caller: Caller) -> None:
     rank_info = launched(os.environ)
     if caller.leader is None and rank_info is not None and rank_info.size > 1:
         raise ConfigError(
-            f"{rank_info.shown}: optrun.run and optrun.sweep start their ranks themselves, with"
-            f" distributed=ddp; they are no part of {rank_info.launcher}'s. Call them in one"
+            f"{rank_info.size_variable}: optrun.run and optrun.sweep start their ranks themselves,"
+            f" with distributed=ddp; they are no part of {rank_info.launcher}'s. Call them in one"
             f" process, or start the command: {rank_info.launcher} ... -m optrun distributed=ddp."
         )

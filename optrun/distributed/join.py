@@ -24,7 +24,7 @@ class Launched:
     """Rank among those of this machine."""
     local_size: int
     """Number of ranks on this machine."""
-    shown: str
+    size_variable: str
     """The variable that gives the number of ranks, as `NAME=VALUE`; for messages."""
 
 
@@ -80,12 +80,14 @@ def launched(env: Mapping[str, str]) -> Launched | None:
         lacks_address = names.launcher == "torchrun" and "MASTER_ADDR" not in env
         if size == 1 and (names.rank not in env or lacks_address):
             continue
-        shown = f"{size_name}={size}"
-        rank = _read_number(env, names.rank, names.launcher, shown)
+        size_variable = f"{size_name}={size}"
+        rank = _read_number(env, names.rank, names.launcher, size_variable)
         if not 0 <= rank < size:
-            raise ConfigError(f"{names.rank}={rank}: expected 0 to {size - 1}, since {shown}.")
+            raise ConfigError(
+                f"{names.rank}={rank}: expected 0 to {size - 1}, since {size_variable}."
+            )
         local_rank, local_size = _read_local_rank(env, names, rank, size)
-        return Launched(names.launcher, rank, size, local_rank, local_size, shown)
+        return Launched(names.launcher, rank, size, local_rank, local_size, size_variable)
     return None
 
 
@@ -120,8 +122,9 @@ def _read_local_rank(
         ConfigError: The local rank is missing although SLURM has several machines, or a variable is
             no number.
     """
-    has_nodes = env.get("SLURM_NNODES", "").strip()
-    nodes = _read_number(env, "SLURM_NNODES", "SLURM") if has_nodes else None
+    nodes = None
+    if env.get("SLURM_NNODES", "").strip():
+        nodes = _read_number(env, "SLURM_NNODES", "SLURM")
     if not env.get(names.local_rank, "").strip():
         if nodes is not None and nodes > 1:
             raise ConfigError(
@@ -131,9 +134,10 @@ def _read_local_rank(
             )
         return rank, ranks
     local_rank = _read_number(env, names.local_rank, names.launcher)
-    tasks = _count_local_tasks(env) if names.launcher == "srun" else None
-    if tasks is not None:
-        return local_rank, tasks
+    if names.launcher == "srun":
+        tasks = _count_local_tasks(env)
+        if tasks is not None:
+            return local_rank, tasks
     local_size = env.get(names.local_size, "").strip()
     if local_size.isdecimal():
         return local_rank, int(local_size)
@@ -192,14 +196,16 @@ def set_torch_environment(launched: Launched) -> None:
         ConfigError: The address or port of rank 0 is unknown.
     """
     env = os.environ
-    values = {
+    values: dict[str, object] = {
         "RANK": launched.rank,
         "WORLD_SIZE": launched.size,
         "LOCAL_RANK": launched.local_rank,
         "LOCAL_WORLD_SIZE": launched.local_size,
-        "MASTER_ADDR": env["MASTER_ADDR"] if "MASTER_ADDR" in env else _rank_0_address(launched),
-        "MASTER_PORT": env["MASTER_PORT"] if "MASTER_PORT" in env else _shared_port(launched),
     }
+    if "MASTER_ADDR" not in env:
+        values["MASTER_ADDR"] = _rank_0_address(launched)
+    if "MASTER_PORT" not in env:
+        values["MASTER_PORT"] = _shared_port(launched)
     env.update({name: str(value) for name, value in values.items()})
 
 
@@ -217,9 +223,9 @@ def _rank_0_address(launched: Launched) -> str:
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return "127.0.0.1"
     raise ConfigError(
-        f"MASTER_ADDR is missing ({launched.shown}): expected the host of rank 0. torchrun sets it;"
-        " on several machines, call mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500. To let optrun"
-        " start the ranks, run it without a launcher, with distributed=ddp."
+        f"MASTER_ADDR is missing ({launched.size_variable}): expected the host of rank 0. torchrun"
+        " sets it; on several machines, call mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500. To"
+        " let optrun start the ranks, run it without a launcher, with distributed=ddp."
     )
 
 
@@ -237,8 +243,8 @@ def _shared_port(launched: Launched) -> str:
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return str(_FIRST_PORT + os.getppid() % _PORT_COUNT)  # all ranks are children of mpirun
     raise ConfigError(
-        f"MASTER_PORT is missing ({launched.shown}): expected a free port of rank 0's machine, such"
-        " as 29500, the same for all ranks."
+        f"MASTER_PORT is missing ({launched.size_variable}): expected a free port of rank 0's"
+        " machine, such as 29500, the same for all ranks."
     )
 
 

@@ -23,8 +23,8 @@ def allowed_silence(status: RankStatus, timeout_seconds: float) -> float:
         timeout_seconds: The option `distributed.timeout_seconds`.
     """
     # A rank that waits for others may have done its first step while they still compile theirs.
-    steps_before_limit = 1 if status.phase is Phase.waiting else 0
-    if status.done > steps_before_limit:
+    steps_needed = 2 if status.phase is Phase.waiting else 1
+    if status.done >= steps_needed:
         return timeout_seconds
     return longest_silence(timeout_seconds)
 

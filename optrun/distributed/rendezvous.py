@@ -176,9 +176,11 @@ class Rendezvous:
         Args:
             timeout: Seconds; None: `self.timeout`.
         """
+        if timeout is None:
+            timeout = self.timeout
         start = time.monotonic()
         waited = 0.0
-        while waited <= (self.timeout if timeout is None else timeout):
+        while waited <= timeout:
             yield
             beat()
             time.sleep(min(max(_POLL_SECONDS, waited / 20), 10 * _POLL_SECONDS))
@@ -195,8 +197,9 @@ class Rendezvous:
         Raises:
             LostRankError: The store is gone.
         """
+        sender = self.rank if rank is None else rank
         with _store_errors():
-            self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
+            self.store.set(f"{key}/{sender}", json.dumps(value))
 
     def _read(self, key: str, rank: int) -> Any:
         with _store_errors():
@@ -241,7 +244,8 @@ class Rendezvous:
         Raises:
             OptrunError: The rank sends nothing in time.
         """
-        timeout = self.timeout if timeout is None else timeout
+        if timeout is None:
+            timeout = self.timeout
         if self._wait_for_missing(key, [rank], timeout):
             raise OptrunError(f"rank {rank} did not send {key!r} within {timeout:g} s.")
         return self._read(key, rank)

@@ -89,7 +89,13 @@ def distribute(
         # it torch rebuilds its buckets after the first step: on more than two ranks a resumed run
         # would sum gradients in another order than before.
         replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
-        return replicated, lambda last: nullcontext() if last else replicated.no_sync()
+
+        def sync_after_last(last: bool) -> AbstractContextManager[object]:
+            if last:
+                return nullcontext()
+            return replicated.no_sync()
+
+        return replicated, sync_after_last
     return model, lambda last: nullcontext()  # noqa: ARG005
 
 
@@ -183,7 +189,10 @@ def _copy_from_rank_0(
             shard = distribute_tensor(source, param.device_mesh, param.placements, src_data_rank=0)
             param.to_local().copy_(shard.to_local())
         for buffer in model.buffers():  # not all of them are saved with the weights
-            dist.broadcast(buffer.view(torch.uint8) if buffer.dtype is torch.bool else buffer, 0)
+            content = buffer
+            if buffer.dtype is torch.bool:  # gloo cannot send booleans
+                content = buffer.view(torch.uint8)
+            dist.broadcast(content, 0)
 
 
 def _mesh(replicas: int, shards: int, device: torch.device) -> DeviceMesh:
@@ -228,4 +237,6 @@ def gather_full_tensors(
     Every rank must iterate to the end, because gathering is a collective.
     """
     for name, tensor in tensors:
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        yield name, tensor

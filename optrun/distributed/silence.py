@@ -55,13 +55,16 @@ def find_hung(
         hung = list(silent)
     ends = {}
     for local_rank in hung:
-        state = ", stopped by a signal" if local_rank in stopped else ""
-        frame = f" at {frames[local_rank]}" if frames[local_rank] else ""
+        details = ""
+        if local_rank in stopped:
+            details = ", stopped by a signal"
+        if frames[local_rank]:
+            details += f" at {frames[local_rank]}"
         ends[local_rank] = RankEnd(
             silent[local_rank].rank,
             EXIT_FAILED,
             f"no heartbeat for {describe_limit(silent[local_rank], timeout_seconds)}"
-            f"{state}{frame}; all ranks were ended. If it only needs longer, raise {KEY}. The"
+            f"{details}; all ranks were ended. If it only needs longer, raise {KEY}. The"
             " checkpoints are unchanged",
             where=str(silent[local_rank]),
         )

@@ -102,7 +102,10 @@ def error_of(
     if is_own_report and speaks_for_all:
         message = cause.message
     else:
-        message = _describe_cause(cause, None if log_of is None else log_of(cause.rank))
+        log = None
+        if log_of is not None and cause.rank != 0:  # rank 0 prints to the terminal
+            log = log_of(cause.rank)
+        message = _describe_cause(cause, log)
     error = kind_of(code)(message)
     if code not in _BY_CODE:
         error.exit_code = code
@@ -138,10 +141,9 @@ def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
 
 
 def _describe_cause(end: RankEnd, log: Path | None) -> str:
-    """Describe how a rank failed, and name its log; rank 0 prints to the terminal instead."""
+    """Describe how a rank failed, and name its log if it has one."""
     where = f" while {end.where}" if end.where else ""
-    has_log = log is not None and end.rank != 0
-    log_sentence = f" Its log: {log}." if has_log else ""
+    log_sentence = "" if log is None else f" Its log: {log}."
     if end.code < 0:
         return (
             f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were"

@@ -162,9 +162,9 @@ def refuse_one_process(launched: Launched) -> NoReturn:
         ConfigError: Always.
     """
     raise ConfigError(
-        f"{launched.shown}: {launched.launcher} starts {launched.size} ranks, and distributed=none"
-        " trains in one process: each would train alone, in the same directory. Add"
-        f" distributed=ddp or distributed=fsdp, or start optrun without {launched.launcher}."
+        f"{launched.size_variable}: {launched.launcher} starts {launched.size} ranks, and"
+        " distributed=none trains in one process: each would train alone, in the same directory."
+        f" Add distributed=ddp or distributed=fsdp, or start optrun without {launched.launcher}."
     )
 
 
@@ -173,8 +173,9 @@ def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bo
     for key in OF_STARTER:
         if key in typed:
             raise ConfigError(
-                f"{key}: has no effect under {launched.launcher} ({launched.shown}), which starts"
-                f" the ranks itself. Leave it out, or start optrun without {launched.launcher}."
+                f"{key}: has no effect under {launched.launcher} ({launched.size_variable}), which"
+                " starts the ranks itself. Leave it out, or start optrun without"
+                f" {launched.launcher}."
             )
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if launched.launcher == "torchrun" and restarts != "0" and not resumes:

@@ -27,7 +27,13 @@ from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, PlannedJob
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
-from optrun.sweeper.rungs import build_pruner, rungs_of, value_at_rung, value_before_training
+from optrun.sweeper.rungs import (
+    build_pruner,
+    mean_if_complete,
+    rungs_of,
+    value_at_rung,
+    value_before_training,
+)
 from optrun.sweeper.samplers import build_sampler
 from optrun.sweeper.space import as_override, corner_points, low_or_first, space_of
 from optrun.sweeper.view import JobTable
@@ -316,13 +322,9 @@ class ContenderStudy:
 
         None if a job has no value, see `_job_value`.
         """
-        values = []
-        for job in trial.jobs:
-            value = self._job_value(job, job_table.row(job).state)
-            if value is None:
-                return None
-            values.append(value)
-        return sum(values) / len(values)
+        return mean_if_complete(
+            self._job_value(job, job_table.row(job).state) for job in trial.jobs
+        )
 
     def _job_value(self, job: Job, state: JobState) -> float | None:
         """Return the best metric of a finished job, or a bad value for a diverged one.

@@ -142,7 +142,6 @@ def main(spec: Path, train_run: TrainRun) -> int:
     sweep = SweepDir(Path(launch.folder))
     launch_ended = _stop_workers_with_sweep(sweep.stop(launch.token))
     error_text = ""
-    code = EXIT_DONE
     try:
         error_text = _launch(launch, sweep, train_run)
         code = EXIT_STORAGE if error_text else EXIT_DONE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import optuna
 
@@ -70,7 +70,7 @@ def rungs_of(options: OptunaConfig) -> Iterator[int]:
 
 
 def value_at_rung(
-    driver: Driver, jobs: tuple[Job, ...], rung: int, other_values: Iterable[float]
+    driver: Driver, jobs: tuple[Job, ...], rung: int, other_values: Sequence[float]
 ) -> float | None:
     """Compute the value of a trial at a rung: the mean of its jobs, one for each seed.
 
@@ -84,18 +84,21 @@ def value_at_rung(
         None if a job was not evaluated up to the rung; NaN if one failed before it, unless it
         diverged, see `_job_value_at_rung`.
     """
-    values_of_others = list(other_values)
-    values = []
-    for job in jobs:
-        value = _job_value_at_rung(driver, job, rung, values_of_others)
+    return mean_if_complete(_job_value_at_rung(driver, job, rung, other_values) for job in jobs)
+
+
+def mean_if_complete(values: Iterable[float | None]) -> float | None:
+    """Average values; None if one of them is None."""
+    numbers = []
+    for value in values:
         if value is None:
             return None
-        values.append(value)
-    return sum(values) / len(values)
+        numbers.append(value)
+    return sum(numbers) / len(numbers)
 
 
 def _job_value_at_rung(
-    driver: Driver, job: Job, rung: int, other_values: Iterable[float]
+    driver: Driver, job: Job, rung: int, other_values: Sequence[float]
 ) -> float | None:
     """Return the best value of a job up to a rung; None if it was not evaluated until then.
 

@@ -148,13 +148,13 @@ def test_retention_goes_by_step_not_by_time(tmp_path: Path) -> None:
     os.utime(run.checkpoint(1), (4e9, 4e9))
     for file in run.checkpoint(1).iterdir():
         os.utime(file, (4e9, 4e9))
-    Retention(run, keep_last=1)(set())
+    Retention(run, keep_last=1).delete_expired(set())
     assert steps(run) == [3]
 
 
 def test_retention_compares_numbers(tmp_path: Path) -> None:
     run = make_run(tmp_path, (99_999_999, 100_000_000))
-    Retention(run, keep_last=1)(set())
+    Retention(run, keep_last=1).delete_expired(set())
     assert steps(run) == [100_000_000]
 
 
@@ -168,14 +168,14 @@ def test_a_damaged_newest_does_not_count_as_kept(tmp_path: Path, harm: str) -> N
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content[:100] if harm == "half" else content)
-    Retention(run, keep_last=1)(set())
+    Retention(run, keep_last=1).delete_expired(set())
     assert steps(run) == [2, 3]  # the good one stays, the damaged one is nobody's to delete unseen
     assert newest(run) == 2
 
 
 def test_the_best_and_the_scheduled_stay(tmp_path: Path) -> None:
     run = make_run(tmp_path, (1, 2, 3, 4, 5))
-    deleted = Retention(run, keep_last=2)({1, 3})
+    deleted = Retention(run, keep_last=2).delete_expired({1, 3})
     assert steps(run) == [1, 3, 4, 5]
     assert [path.name for path in deleted] == ["step-00000002"]
 
@@ -185,7 +185,7 @@ def test_deleting_follows_no_link(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", (2, 3))
     (run.checkpoint(1)).symlink_to(outside.checkpoint(1))
     (run.checkpoint(2) / "link").symlink_to(outside.checkpoint(1))
-    Retention(run, keep_last=1)(set())
+    Retention(run, keep_last=1).delete_expired(set())
     clean_leftovers(run)
     assert not problems(outside.checkpoint(1))
     assert run.checkpoint(1).is_symlink()

@@ -49,8 +49,8 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
         assert f"{run.checkpoint(3).name} is the newest checkpoint; the best is {run.best}" in said
         assert locate(str(run.best)).complete_checkpoint() == run.checkpoint(1)
         assert capsys.readouterr().err == ""
-        assert Retention(run, keep_last=1)(keep=[]) == []
-    assert Retention(run, keep_last=1)(keep=[]) == [folder]
+        assert Retention(run, keep_last=1).delete_expired(keep=[]) == []
+    assert Retention(run, keep_last=1).delete_expired(keep=[]) == [folder]
     run.checkpoint(3).joinpath("model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError), locate(str(run.path)).locked_checkpoint():
         pass
