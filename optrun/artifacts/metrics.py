@@ -357,11 +357,7 @@ def _parse(line: bytes) -> PlainDict | None:
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(step, int):
         return None
-    parsed = {}
-    for name, value in record.items():
-        if isinstance(value, str):
-            value = _NON_FINITE.get(value, _printable_texts(value))
-        parsed[_printable_texts(name)] = value
+    parsed: PlainDict = from_json(_printable_texts(record))
     return parsed
 
 

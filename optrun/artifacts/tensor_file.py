@@ -96,39 +96,11 @@ def write_tensors(
         ValueError: This rank holds only a part of a tensor.
     """
     # Larger elements first, so that every tensor is aligned.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    ordered = {name: tensors[name] for name in names}
-    head = _header(ordered, metadata or {})
-    digest = xxhash.xxh3_128(head)
-    size = len(head)
-    # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
-    with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
-        file.write(head)
-        pending = None
-        for tensor in ordered.values():
-            size += tensor.nbytes
-            for chunk in _chunks(tensor_bytes(tensor)):
-                # One worker: in the order of the file.
-                pending = helper.submit(digest.update, chunk)
-                file.write(chunk)
-        if pending is not None:
-            pending.result()
-        file.sync()
-    return Entry(size, digest.hexdigest(), "xxh3")
-
-
-def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Build the header of a safetensors file: its length, and the place of each tensor as JSON.
-
-    Spaces fill it up to a multiple of 8 bytes.
-
-    Raises:
-        TypeError: The format lacks the dtype of a tensor.
-        ValueError: This rank holds only a part of a tensor.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
-    for name, tensor in tensors.items():
+    for name in ordered:
+        tensor = tensors[name]
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name}: a tensor of {tensor.dtype} cannot be saved.")
         if local_part(tensor).shape != tensor.shape:
@@ -140,9 +112,23 @@ def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
             "data_offsets": [offset, end],
         }
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    head = len(head).to_bytes(8, "little") + head
+    digest = xxhash.xxh3_128(head)
+    # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
+    with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
+        file.write(head)
+        pending = None
+        for name in ordered:
+            for chunk in _chunks(tensor_bytes(tensors[name])):
+                # One worker: in the order of the file.
+                pending = helper.submit(digest.update, chunk)
+                file.write(chunk)
+        if pending is not None:
+            pending.result()
+        file.sync()
+    return Entry(len(head) + offset, digest.hexdigest(), "xxh3")
 
 
 def tensors_on_disk(
@@ -172,15 +158,12 @@ def tensors_on_disk(
             del tensor, content  # before the next one is made
         file.flush()
         memory = mmap(file.fileno(), 0)
-    mapped = {}
-    for name, dtype, shape, offset in tensor_places:
-        count = shape.numel()
-        if count == 0:  # frombuffer refuses an empty range
-            mapped[name] = torch.empty(shape, dtype=dtype)
-        else:
-            values = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-            mapped[name] = values.view(shape)
-    return mapped
+    return {
+        name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+        if shape.numel()
+        else torch.empty(shape, dtype=dtype)
+        for name, dtype, shape, offset in tensor_places
+    }
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:

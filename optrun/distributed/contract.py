@@ -134,9 +134,6 @@ def _shorten(value: str | None, other: str | None) -> str:
     first_difference = len(os.path.commonprefix([text, (other or "").strip('"')]))  # noqa: RUF071  # characters, no paths
     begin = max(0, first_difference - _CONTEXT)
     end = begin + _MAX_CHARACTERS
-    excerpt = text[begin:end]
-    if begin > 0:
-        excerpt = f"...{excerpt}"
-    if len(text) > end:
-        excerpt += "..."
-    return excerpt
+    head = "..." if begin > 0 else ""
+    tail = "..." if len(text) > end else ""
+    return f"{head}{text[begin:end]}{tail}"

@@ -176,11 +176,10 @@ class Rendezvous:
         Args:
             timeout: Seconds; None: `self.timeout`.
         """
-        if timeout is None:
-            timeout = self.timeout
+        limit = self.timeout if timeout is None else timeout
         start = time.monotonic()
         waited = 0.0
-        while waited <= timeout:
+        while waited <= limit:
             yield
             beat()
             time.sleep(min(max(_POLL_SECONDS, waited / 20), 10 * _POLL_SECONDS))
@@ -244,8 +243,7 @@ class Rendezvous:
         Raises:
             OptrunError: The rank sends nothing in time.
         """
-        if timeout is None:
-            timeout = self.timeout
+        timeout = self.timeout if timeout is None else timeout
         if self._wait_for_missing(key, [rank], timeout):
             raise OptrunError(f"rank {rank} did not send {key!r} within {timeout:g} s.")
         return self._read(key, rank)

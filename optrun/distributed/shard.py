@@ -89,13 +89,7 @@ def distribute(
         # it torch rebuilds its buckets after the first step: on more than two ranks a resumed run
         # would sum gradients in another order than before.
         replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
-
-        def sync_after_last(last: bool) -> AbstractContextManager[object]:
-            if last:
-                return nullcontext()
-            return replicated.no_sync()
-
-        return replicated, sync_after_last
+        return replicated, lambda last: nullcontext() if last else replicated.no_sync()
     return model, lambda last: nullcontext()  # noqa: ARG005
 
 
@@ -237,6 +231,4 @@ def gather_full_tensors(
     Every rank must iterate to the end, because gathering is a collective.
     """
     for name, tensor in tensors:
-        if isinstance(tensor, DTensor):
-            tensor = tensor.full_tensor()
-        yield name, tensor
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -235,11 +235,9 @@ class Driver:
         if seconds_until_kill is None or seconds_until_kill > 0:
             return False
         if not self._killed:
-            labels: list[str] = []
-            for launch in self._open:
-                running = [row.job for row in launch.batch if self.sweep.is_running(row.job.name)]
-                labels += [job.label for job in running]
-            slow = ", ".join(labels) or "a process"
+            at_work = (row.job for launch in self._open for row in launch.batch)
+            running = [job.label for job in at_work if self.sweep.is_running(job.name)]
+            slow = ", ".join(running) or "a process"
             self.view.note(
                 f"{slow}: not stopped {duration(GRACE_SECONDS)} after"
                 " hydra.sweeper.timeout was up; killed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -123,12 +122,10 @@ def _grid(value: RangeSweep) -> BaseDistribution:
     step = value.step
     assert start is not None
     assert stop is not None
-    if all(isinstance(number, int) for number in (start, stop, step)):
-        count = max(0, math.ceil((stop - start) / step))
-        last = start + (count - 1) * step
-        return IntDistribution(int(start), int(last), step=int(step))
     count = len(list(value.range()))
     last = start + (count - 1) * step
+    if all(isinstance(number, int) for number in (start, stop, step)):
+        return IntDistribution(int(start), int(last), step=int(step))
     return FloatDistribution(float(start), float(last), step=float(step))
 
 

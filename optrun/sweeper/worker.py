@@ -268,7 +268,7 @@ def write_failure(
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     run = sweep.run(name)
     run.path.mkdir(parents=True, exist_ok=True)
-    unbegun: dict[str, object] = {
+    summary: dict[str, object] = {
         "format": SUMMARY_FORMAT,
         "run_name": values.get("run_name") or name,
         "global_step": 0,
@@ -283,17 +283,12 @@ def write_failure(
         "config_digest": config_digest(values),
         "metrics": {"last": {}, "best": {}},
         "resumes": [],
+        **sweep.summary(name),  # what a begun job has written replaces the values above
+        "status": "failed",
+        "message": why,
+        "disk_refused": False,
     }
-    write_summary(
-        run.summary,
-        {
-            **unbegun,
-            **sweep.summary(name),
-            "status": "failed",
-            "message": why,
-            "disk_refused": False,
-        },
-    )
+    write_summary(run.summary, summary)
     if not run.config.is_file():
         run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
 
