@@ -201,7 +201,8 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     Raises:
         ConfigError: The task is not clear from the rows, and none was typed.
     """
-    from optrun.data.column_roles import roles_of, without_image_decoding
+    from optrun.data.column_roles import roles_of
+    from optrun.data.first_values import without_image_decoding
     from optrun.data.source import NO_SPLIT
 
     rows = without_image_decoding(source.train.rows)

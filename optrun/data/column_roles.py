@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.data.chat import leaves
-from optrun.data.columns import USUAL_WORDS, is_image_path, is_number, usual_columns
+from optrun.data.columns import USUAL_WORDS, is_image_path
+from optrun.data.first_values import (
+    LABEL_NAMES,
+    Columns,
+    are_classes,
+    are_numbers,
+    first_values,
+    guess_label_column,
+    usual_columns,
+)
 from optrun.data.row_advice import USUAL_TEXTS, columns_in_words
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-LOOKED_AT = 1000
-"""Rows whose values are looked at."""
-_MOST_CLASSES = 100
-_LABELS = ("label", "labels", "class", "category", "sentiment", "rating", "score", "target")
 _TEXTS = (*USUAL_TEXTS, "review", "body", "comment", "message", "document", "description")
 _TAGS = ("tags", "ner_tags", "labels", "pos_tags")
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
@@ -37,9 +42,6 @@ _BY_NAMES = (
 _SEVERAL_LABELS = "task.problem_type=multi_label_classification"
 _GUESSED = ("sequence_classification", "seq2seq_lm", "causal_lm")
 """Tasks that are recognised by values alone. They are doubtful if texts would not be read."""
-
-Columns = Mapping[str, Sequence[Any]]
-"""The first 1,000 values of each column, without the missing ones."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,8 @@ def roles_of(rows: Dataset) -> Roles:
     Raises:
         ConfigError: The columns fit no task, or the guess is doubtful.
     """
-    head = without_image_decoding(rows.select(range(min(LOOKED_AT, len(rows)))))
-    columns = {
-        name: [value for value in head[name] if value is not None] for name in rows.column_names
-    }
-    declared = [
-        name for name, feature in rows.features.items() if type(feature).__name__ == "ClassLabel"
-    ]
-    label = _label_column(columns, declared)
+    columns = first_values(rows)
+    label = guess_label_column(rows)
     roles = (
         _recognise_by_names(columns)
         or _recognise_tagged(columns)
@@ -90,14 +86,6 @@ def roles_of(rows: Dataset) -> Roles:
     if roles.task in _GUESSED:
         _refuse_if_unsure(rows, columns, roles)
     return roles
-
-
-def without_image_decoding(rows: Dataset) -> Dataset:
-    """Return rows with images as bytes: a broken image raises no error."""
-    for name, feature in rows.features.items():
-        if type(feature).__name__ == "Image":
-            rows = rows.cast_column(name, type(feature)(decode=False))
-    return rows
 
 
 def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
@@ -143,8 +131,8 @@ def _recognise_by_names(columns: Columns) -> Roles | None:
             continue
         has_turns = any(isinstance(value, list) for value in columns[required[0]])
         if len(required) > 1 or has_turns:
-            names = [name for name in (*required, *optional) if name in columns]
-            return Roles(task, {name: name for name in names})
+            names = (*required, *optional)
+            return Roles(task, {name: name for name in names if name in columns})
     return None
 
 
@@ -188,7 +176,7 @@ def _recognise_seq2seq(columns: Columns) -> Roles | None:
     """
     texts = [name for name, values in columns.items() if _are_texts(values)]
     sources = usual_columns(_SOURCES, texts)
-    targets = [name for name in usual_columns(_TARGETS, texts) if not _are_classes(columns[name])]
+    targets = [name for name in usual_columns(_TARGETS, texts) if not are_classes(columns[name])]
     if not sources or not targets:
         return None
     return Roles("seq2seq_lm", {"text_column": sources[0], "target_column": targets[0]})
@@ -211,7 +199,7 @@ def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
             break
     roles["label_column"] = label
     overrides = []
-    if _are_numbers(columns[label]) and any(float(str(value)) % 1 for value in columns[label]):
+    if are_numbers(columns[label]) and any(float(str(value)) % 1 for value in columns[label]):
         overrides.append("task.problem_type=regression")
     return Roles("sequence_classification", roles, overrides)
 
@@ -226,7 +214,9 @@ def _recognise_texts(columns: Columns) -> Roles | None:
     if not texts:
         return None
     text = _text_column(texts, columns)
-    lists = [name for name in usual_columns(_LABELS, list(columns)) if _are_lists(columns[name])]
+    lists = [
+        name for name in usual_columns(LABEL_NAMES, list(columns)) if _are_lists(columns[name])
+    ]
     if lists:
         roles = {"text_column": text, "label_column": lists[0]}
         return Roles("sequence_classification", roles, [_SEVERAL_LABELS])
@@ -236,25 +226,6 @@ def _recognise_texts(columns: Columns) -> Roles | None:
         keys = [f"data.label_columns=[{','.join(binary)}]", _SEVERAL_LABELS]
         return Roles("sequence_classification", roles, keys)
     return Roles("causal_lm", {"text_column": text})
-
-
-def _label_column(columns: Columns, declared: Sequence[str]) -> str | None:
-    """Find the column of labels: by its type, else by a usual name, else the only one of classes.
-
-    Args:
-        columns: The columns.
-        declared: Columns of type `ClassLabel`.
-
-    Returns:
-        The column; None: there is no column of labels, or several of classes without usual names.
-    """
-    for name in (*declared, *usual_columns(_LABELS, list(columns))):
-        if _are_classes(columns[name]) or _are_numbers(columns[name]):
-            return name
-    classes = [name for name, values in columns.items() if _are_classes(values)]
-    if len(classes) == 1:
-        return classes[0]
-    return None
 
 
 def _text_column(names: Sequence[str], columns: Columns) -> str:
@@ -277,21 +248,4 @@ def _are_texts(values: Sequence[object]) -> bool:
     """Tell whether all values are texts, at least one of them with letters."""
     texts = [value for value in values if isinstance(value, str)]
     has_letters = any(map(str.isalpha, "".join(texts)))
-    return has_letters and len(texts) == len(values) and not _are_numbers(values)
-
-
-def _are_numbers(values: Sequence[object]) -> bool:
-    return bool(values) and all(
-        isinstance(value, int | float) or (isinstance(value, str) and is_number(value))
-        for value in values
-    )
-
-
-def _are_classes(values: Sequence[object]) -> bool:
-    """Tell whether values are classes: texts or integers, from 2 to 100 different ones.
-
-    There may be at most half as many different values as values, but always two.
-    """
-    if not all(isinstance(value, str | int) for value in values):
-        return False
-    return 2 <= len(set(values)) <= min(_MOST_CLASSES, max(2, len(values) // 2))
+    return has_letters and len(texts) == len(values) and not are_numbers(values)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
+from optrun.data.first_values import (
+    guess_label_column,
+    is_number,
+    same_column,
+    usual_columns,
+)
 from optrun.data.folders import IMAGES
 from optrun.data.row_advice import USUAL_TEXTS, cell_repr, columns_in_words, is_mixed, is_nested
 
@@ -35,7 +42,7 @@ USUAL_IN_HEADERS = (*USUAL_TEXTS, *USUAL_LABELS, "id")
 _TEXT_TYPES = ("string", "large_string")
 
 
-def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
+def refuse_unused(columns: ColumnsConfig | None, used: Collection[str], task: str) -> None:
     """Refuse column keys without use for a task, and two keys for one column.
 
     Args:
@@ -48,7 +55,6 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     """
     if columns is None:
         return
-    used = list(used)
     key_of_column: dict[str, str] = {}
     for key in ALL_KEYS:
         value = getattr(columns, key)
@@ -121,30 +127,6 @@ def unread_columns(source: Source, task: str) -> list[str]:
     return sentences
 
 
-def same_column(name: str, column_names: Sequence[str]) -> str | None:
-    """Find a column by its name, else by its name in another case or with blanks around it.
-
-    None: no column fits, or several do.
-
-    Example:
-        >>> same_column("label", ["Text", " Label"]), same_column("text", ["Text", "TEXT"])
-        (' Label', None)
-    """
-    if name in column_names:
-        return name
-    folded = name.strip().casefold()
-    alike = [column for column in column_names if column.strip().casefold() == folded]
-    if len(alike) == 1:
-        return alike[0]
-    return None
-
-
-def usual_columns(names: Iterable[str], column_names: Sequence[str]) -> list[str]:
-    """List the columns with one of some usual names, as `same_column` finds them."""
-    columns = [same_column(name, column_names) for name in names]
-    return [column for column in columns if column is not None]
-
-
 def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]) -> str:
     """Find the column that a key names, else the only one with a usual name; mark it as read.
 
@@ -168,9 +150,15 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
     columns = usual_columns(usual, split.rows.column_names)
     if len(columns) == 1:
         return split.mark_read(columns[0])
+    advice = "optrun start FILE guesses it."
+    # A stream has no `num_rows`, and its rows are not read for a guess.
+    if usual == USUAL_LABELS and getattr(split.rows, "num_rows", False):
+        guess = guess_label_column(split.rows)
+        if guess is not None:
+            advice = f"{guess} looks like it: {shell.quote(f'data.{key}={guess}')}"
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
-        f"{columns_in_words(split.rows)}{missing_names(split)} optrun start FILE guesses it."
+        f"{columns_in_words(split.rows)}{missing_names(split)} {advice}"
     )
 
 
@@ -361,7 +349,7 @@ def image_column(source: Source, split: Split) -> str:
     if len(columns) == 1:
         return split.mark_read(columns[0])
     paths: list[str] = []
-    if getattr(split.rows, "num_rows", 0):  # which a stream does not have
+    if getattr(split.rows, "num_rows", False):
         paths = [column for column, cell in split.rows[0].items() if is_image_path(cell)]
     if len(paths) == 1 and not columns:
         source.notes.append(
@@ -395,15 +383,6 @@ def _list_text_columns(rows: Dataset) -> list[str]:
         else:
             with_words.append(name)
     return with_words or with_numbers
-
-
-def is_number(value: str | None) -> bool:
-    """Tell whether `float` can read a text; True for None and for an empty text, too."""
-    try:
-        float(value or "0")
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 _KINDS = {

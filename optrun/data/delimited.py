@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from optrun.base.errors import ConfigError
 from optrun.base.reading import read_json
 from optrun.data.cache import cached, versions
-from optrun.data.columns import USUAL_IN_HEADERS, usual_columns
+from optrun.data.columns import USUAL_IN_HEADERS
 from optrun.data.content import chunks_of, open_bytes
 from optrun.data.dialect import find_dialect
+from optrun.data.first_values import usual_columns
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:

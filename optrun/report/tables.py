@@ -170,9 +170,9 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
 
     Paths are shortened; the column `device` is left out if no run was pinned to one.
     """
-    short_paths = {}
-    for key in keys:
-        short_paths[key] = shorten_paths(run.config[key] for run in runs if key in run.config)
+    short_paths = {
+        key: shorten_paths(run.config[key] for run in runs if key in run.config) for key in keys
+    }
     is_pinned = any(run.device for run in runs)
     rows = []
     styles = []

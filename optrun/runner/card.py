@@ -254,8 +254,7 @@ def _data_name(config: Mapping[str, object]) -> str:
         if isinstance(source, (list, tuple)) and source:
             source = list_names(source, 1)
         if isinstance(source, str) and source:
-            is_local = source.startswith(("/", "~", "."))
-            if is_local:
+            if source.startswith(("/", "~", ".")):
                 return basename(source.rstrip("/"))
             return source
     return data

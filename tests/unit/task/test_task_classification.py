@@ -389,13 +389,25 @@ def test_images_without_pillow(
         make_task("image_classification", source, preparation)
 
 
-def test_the_refusal_names_the_command_that_guesses_columns(
-    make_source: Make, make_task: Make
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        (
+            {"Class Index": [row % 2 for row in range(40)]},
+            "Columns: text, Class Index. Class Index looks like it:"
+            " 'data.label_column=Class Index'",
+        ),
+        (
+            {"id": list(range(40)), "verdict": ["good", "bad"] * 20},
+            "Columns: text, id, verdict. verdict looks like it: data.label_column=verdict",
+        ),
+        ({"id": list(range(40))}, "Columns: text, id. optrun start FILE guesses it."),
+    ],
+)
+def test_the_refusal_names_the_column_that_start_would_guess(
+    make_source: Make, make_task: Make, columns: dict[str, Any], advice: str
 ) -> None:
-    rows = {
-        "text": [f"number {row} of forty" for row in range(40)],
-        "Class Index": [row % 2 for row in range(40)],
-    }
+    rows = {"text": [f"number {row} of forty" for row in range(40)], **columns}
     with pytest.raises(ConfigError) as caught:
         make_task("sequence_classification", make_source(rows))
-    assert "Columns: text, Class Index. optrun start FILE guesses it." in str(caught.value)
+    assert advice in str(caught.value)
