@@ -351,13 +351,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda folder: sealed(
             folder, lambda v: v["tensors"]["model"].update(x={"dtype": "float32", "shape": [1]})
         ),
-        ["tensor x", "manifest alone"],
+        ["tensor x", "manifest only"],
     ),
     "a tensor too few": (
         lambda folder: sealed(
             folder, lambda values: values["tensors"]["optimizer"].pop("bias/exp_avg")
         ),
-        ["bias/exp_avg", "files alone"],
+        ["bias/exp_avg", "files only"],
     ),
     "another shape": (
         lambda folder: sealed(
@@ -373,7 +373,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
             ),
             (folder / MODEL).unlink(),
         ),
-        ["tensor mask stands in", "the manifest alone"],
+        ["tensor mask is in", "the manifest only"],
     ),
 }
 

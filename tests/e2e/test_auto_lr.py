@@ -129,7 +129,7 @@ def test_a_run_that_may_go_on_begins_with_the_number(place: Path) -> None:
         (["lr=auto", "lr_from=sweep", "optimizer=lamb"], ("optimizer.name=lamb", "adamw")),
         (
             ["lr=auto", "lr_from=sweep", "model.config.n_layer=1"],
-            ("model.config.n_layer=1", "the lr of 2 only"),
+            ("model.config.n_layer=1", "predict lr only for model.config.n_layer=2"),
         ),
         (["lr=auto", "lr_from=sweep", "scheduler=linear"], ("scheduler.name=linear", "cosine")),
     ],

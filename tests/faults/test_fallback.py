@@ -140,7 +140,7 @@ def test_a_recipe_may_ask_to_go_on(straight: Straight, go: Go, tmp_path: Path) -
     assert "nothing is overwritten" in said
     code, said = go(*mine, "-m", "seed=0,1")
     assert code == 2
-    assert "repeating its own command" in said
+    assert "repeat its command" in said
     code, said = go("++resume=laest")
     assert code == 2
     assert "Did you mean resume=latest?" in said
@@ -228,10 +228,10 @@ def test_a_folder_of_checkpoints_that_is_gone_is_not_made_anew(
     shutil.rmtree(run.checkpoints)
     code, said = go("resume=auto", "hydra.run.dir=run")
     assert code == 4
-    assert "it was removed" in said
+    assert "was removed after training had begun" in said
     code, said = go("resume=auto", "hydra.run.dir=run", "checkpoint=none")
     assert code == 4, "that nothing is saved from now on does not bring back what was"
-    assert "it was removed" in said
+    assert "was removed after training had begun" in said
     run.checkpoints.mkdir()
     (run.checkpoints / "damaged-step-00000004-1").mkdir()
     code, said = go("resume=auto", "hydra.run.dir=run")

@@ -138,7 +138,7 @@ def test_what_a_proof_replaces_is_told() -> None:
         ((), "expected optrun certify resume|optimizer|transfer"),
         (("everything",), "certify takes the claim to prove"),
         (("resume", "--kills", "0"), "--kills 0: expected a whole number, 1 or more"),
-        (("resume", "resume=auto"), "resume=auto: certify chooses where it runs"),
+        (("resume", "resume=auto"), "resume=auto: certify chooses"),
         (("resume", "checkpoint=none"), "checkpoint=none: nothing is saved"),
         (("resume", "optimizer=lamp"), "lamp"),
         (("resume", "--kill", "3"), "--kill: no such option"),

@@ -10,7 +10,7 @@ from optrun.artifacts.provenance import config_digest, result_deciding_values
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.plain import flat
 from optrun.config.saved import read_config
-from optrun.runner.resume.config_diff import meaning
+from optrun.runner.resume.config_diff import effect_of_change
 from tests.running import TINY_GPT, optrun, summary, write_text
 
 CHANGES = {
@@ -92,7 +92,7 @@ def test_every_key_that_is_left_out_is_tried(base: RunDir) -> None:
     changed = [word.partition("=")[0] for words in CHANGES.values() for word in words]
     tried = {*changed, "checkpoint.mode", *ELSEWHERE}
     assert left_out <= tried, sorted(left_out - tried)
-    harmless = {key for key in flat(values) if meaning(key) == "harmless"}
+    harmless = {key for key in flat(values) if effect_of_change(key) == "harmless"}
     assert harmless <= tried, sorted(harmless - tried)
 
 

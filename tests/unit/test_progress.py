@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from optrun.base.errors import printable
-from optrun.training.display import LiveDisplay, PlainDisplay, make_display, watched
+from optrun.training.display import LiveDisplay, PlainDisplay, make_display, with_progress_bar
 
 
 def terminal() -> Console:
@@ -43,13 +43,13 @@ def test_elsewhere_nothing_is_said_of_each_batch() -> None:
     display = make_display(Console(file=out))
     assert isinstance(display, PlainDisplay)
     display.evaluating(7, 40)
-    assert list(watched(range(3), 3, console=Console(file=out))) == [0, 1, 2]
+    assert list(with_progress_bar(range(3), 3, console=Console(file=out))) == [0, 1, 2]
     assert out.getvalue() == ""
 
 
 def test_a_verb_shows_the_bar_on_a_terminal() -> None:
     console = terminal()
-    assert list(watched(range(3), 3, console=console)) == [0, 1, 2]
+    assert list(with_progress_bar(range(3), 3, console=console)) == [0, 1, 2]
     assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
