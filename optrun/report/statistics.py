@@ -115,6 +115,11 @@ class TtestResult:
             if name != self.reference
         )
 
+    @property
+    def has_intervals(self) -> bool:
+        """Tell whether the difference of some contender has an interval."""
+        return not all(math.isnan(result.low) for result in self.comparisons.values())
+
     def verdict_text(self, name: str) -> str:
         """Write the verdict on a contender: "the best" if all others are ruled out.
 

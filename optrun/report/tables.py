@@ -63,7 +63,7 @@ def ranking_table(findings: Findings) -> Table:
     tuned = findings.tuned_keys
     several = len(findings.contenders) > 1
     difference = "difference"
-    if ttest is not None and ttest.is_tested:
+    if ttest is not None and ttest.has_intervals:
         difference += f" [{100 * ttest.confidence:.3g} %]"
     rows = []
     for contender in findings.contenders:

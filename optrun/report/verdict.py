@@ -18,7 +18,7 @@ from optrun.base.formatting import rate
 from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
 from optrun.report.runs import Run
-from optrun.report.statistics import UNSET, TtestResult, Verdict
+from optrun.report.statistics import TtestResult, Verdict
 from optrun.report.table import format_metric
 from optrun.report.tables import format_mean
 from optrun.report.templating import fill_text
@@ -33,7 +33,8 @@ class SweepVerdict:
     """The verdict of a report, as values and as its first line."""
 
     kind: str
-    """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the
+    """`none`, `single`, `pilot` (a contender shares fewer
+    than 3 seeds with every other), `selected` (judged by the
     seeds that chose the configurations), `compared`, `confirmed` (fresh seeds, configurations
     fixed before), `undecided` (the same, and no test decides), `exploratory` (another
     metric than the sweep's own).
@@ -76,7 +77,9 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
-    if not ttest.is_tested:
+    if not ttest.is_tested or (
+        not ttest.has_baseline and Verdict.too_few in map(ttest.verdict_text, ttest.ranking)
+    ):
         return "pilot"
     return "selected" if any(map(is_selected_by_metric, ranked)) else "compared"
 
@@ -178,12 +181,13 @@ def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]
     ttest = findings.ttest
     contenders = findings.ranked
     if ttest is not None and ttest.is_tested:
-        possible = [contender for contender in contenders if contender.name in ttest.possible]
-        contenders = possible + [contender for contender in contenders if contender not in possible]
+        possible = ttest.possible
+        contenders = sorted(contenders, key=lambda contender: contender.name not in possible)
     else:
-        best_mean = findings.best_mean
         contenders = [
-            contender for contender in contenders if contender.configuration.mean == best_mean
+            contender
+            for contender in contenders
+            if contender.configuration.mean == findings.best_mean
         ]
     edges = []
     for contender in contenders:
@@ -230,7 +234,6 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
     baseline = ""
     if ttest.has_baseline:
         baseline = _write_with_diverged(ttest.reference, comparison)
-    either_will_do = Verdict.either_will_do.replace(UNSET, ttest.limit)
     # 3. The values of the template.
     fewest_seeds = min(len(comparison.scores[name]) for name in possible or titles)
     content: dict[str, object] = {
@@ -240,8 +243,6 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
         "baseline": baseline,
         "groups": titles_by_verdict,
         "possible": [titles[name] for name in possible],
-        "ruled_out": titles_by_verdict.get(Verdict.ruled_out, []),
-        "either": titles_by_verdict.get(either_will_do, []),
     }
     content |= _content_of_differences(ttest, fewest_seeds)
     # With several workloads the line names no rates and no edges, since each has its own.
@@ -269,7 +270,7 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
         one is the best, else one that could be the best. `ahead`, the smallest difference of any
         contender. Of those that could be the best: `apart`, the largest difference, empty if all
         are equal; `shared`, whether there are any; and `seen`, the largest of the differences that
-        their tests find in 4 of 5 cases, empty without a test.
+        their tests find in 4 of 5 cases, 0 without a test.
     """
     comparisons = {
         name: result
@@ -292,7 +293,7 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
         "ahead": format_metric(min(leads, default=0.0)),
         "apart": largest_gap,
         "shared": bool(undecided),
-        "seen": format_metric(max(detectable)) if detectable else "",
+        "seen": max(detectable, default=0.0),
     }
 
 
@@ -377,9 +378,7 @@ def next_lr(contender: Contender, findings: Findings) -> float | None:
     if neighbour is not None and neighbour.mean == curve.best.mean:
         return None
     best = curve.best.lr or 0.0
-    if above is None:
-        return best * 2
-    return best / 2
+    return best * 2 if above is None else best / 2
 
 
 def needs_longer_training(findings: Findings) -> bool:

@@ -18,7 +18,7 @@ from optrun.report.runs import NOT_STARTED, Run, to_number
 from optrun.report.statistics import MIN_SEEDS
 from optrun.report.table import format_metric
 from optrun.report.templating import fill_text
-from optrun.report.verdict import is_best_lr_chance, next_lr
+from optrun.report.verdict import is_best_lr_chance, needs_longer_training, next_lr
 
 _COARSE = 5.0
 """A neighbour of the best lr further away than this factor gets a warning: a better lr may lie in
@@ -119,7 +119,8 @@ def _warn_of_edges(findings: Findings) -> Iterable[RunWarning]:
         if best is None or len(contender.lr_curve.tried_lrs) < 2:
             continue
         if not is_best_lr_chance(contender, findings):
-            beyond = next_lr(contender, findings)
+            # Of runs that are too short the first line advises against a wider grid.
+            beyond = None if needs_longer_training(findings) else next_lr(contender, findings)
             # With lr among the tuned keys every run has one; 0.0 is for the type checker.
             yield from _warn_of_neighbouring_lrs(
                 contender.name, best.lr or 0.0, contender.lr_curve, beyond

@@ -251,7 +251,11 @@ def test_contenders_that_share_no_seed_have_no_difference(
     found = scored(tmp_path, make_run, {"adamw": seeds, "lamb": {7: 2.01, 8: 2.03}, "sgd": worse})
     assert found.possible == ("lamb", "adamw") or found.possible == ("adamw", "lamb")
     assert "nan" not in found.text.lower()
-    assert "(2 seeds; none shared)" in found.text
+    assert found.kind == "pilot"
+    assert (
+        "lamb at lr 1e-3 shares fewer than 3 seeds with the others, so it is not tested. Ruled"
+        in (found.text)
+    )
     elsewhere = {7: 2.01, 8: 2.03, 9: 2.02}
     alone = scored(tmp_path / "pilot", make_run, {"adamw": seeds, "lamb": elsewhere}).text
     assert "nothing is tested, since fewer than 3 are shared" in alone
@@ -521,6 +525,15 @@ def test_the_chance_of_seeing_a_difference_stands_beside_it(
     assert re.search(r"a difference of [\d.]+ would have been seen in 4 of 5 cases", text)
 
 
+def test_a_difference_beyond_what_training_gains_is_not_named(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    folder = write(tmp_path, make_run, {"adamw": 2.5, "lamb": 2.52}, own=0.9, before=3.0)
+    text = line(folder).text
+    assert "; these seeds could have detected no real difference)" in text
+    assert "4 of 5" not in text
+
+
 def test_a_confirmation_that_tells_nobody_apart_is_undecided(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
@@ -616,6 +629,7 @@ def test_runs_too_short_to_choose_an_lr_are_trained_longer_first(
         assert made.verdict.next
         return
     end = "train longer, such as training.max_steps=60, before you widen the lr grid."
+    assert "edge" not in [warning.kind for warning in made.warnings]
     assert f"{advice}: {end}" in made.verdict.text
     assert "at the edge" not in made.verdict.text
     assert made.verdict.next == ""
