@@ -177,7 +177,7 @@ def test_a_changed_file_is_read_again(
         ),
         (["--plugin", "mine.py"], LION.replace("my_lion", "Null"), ["mine.py", "Null", "letters"]),
         (["--plugin", "mine.py"], LION.replace("my_lion", "l\u00f6we"), ["mine.py", "letters"]),
-        (["--plugin", "~nobody_here/mine.py"], "", ["~nobody_here/mine.py", "path"]),
+        (["--plugin", "~nobody_here/mine.py"], "", ["~nobody_here/mine.py", "no such file"]),
         (["--plugin", "mi\0ne.py"], "", ["path", "null byte"]),
         (
             ["--plugin", "mine.py"],

@@ -187,7 +187,7 @@ def test_what_cannot_be_opened_is_refused(words: list[str], tmp_path: Path) -> N
         optrun.load_run(tmp_path)
     optrun.run([*words, "hydra.run.dir=run", "checkpoint=none"], quiet=True)
     run = optrun.load_run("run")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         run.evaluate()
     with pytest.raises(ConfigError, match=r"lr=1: has no effect on an evaluation"):
         run.evaluate(["lr=1"])
