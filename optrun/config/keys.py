@@ -148,7 +148,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     2. The same error for the mapping around the key, if only another choice has that mapping.
     3. The name here, for a key of another program.
     4. The nearest keys of the whole configuration, for a key below no mapping.
-    5. The hint of `_hint_beside`, and the keys beside which the key was typed.
+    5. The hint of `_hint_beside`, and without a near name the keys beside which the key was typed.
 
     Args:
         base: The composed configuration.
@@ -176,9 +176,12 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         hint = did_you_mean(key, [*keys, *keys_called(leaf)], "`optrun --cfg job` shows every key.")
         return ConfigError(f"{key}: no such key. {hint}")
     siblings = [name for name in _children(keys, head) if name != "name"]  # 5.
-    hint = _hint_beside(keys, siblings, head, leaf, other_choices)
     chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
-    return ConfigError(f"{key}: no such key. {hint}{chosen} has: {', '.join(siblings)}.")
+    hint = _hint_beside(keys, siblings, head, leaf, other_choices)
+    others = f"{chosen} has: {', '.join(siblings)}."
+    return ConfigError(
+        f"{key}: no such key. {hint.strip() if 'Did you mean' in hint else hint + others}"
+    )
 
 
 def _children(keys: Iterable[str], head: str) -> list[str]:

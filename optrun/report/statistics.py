@@ -134,9 +134,7 @@ class TtestResult:
     @property
     def limit(self) -> str:
         """Name the smallest relevant difference for a sentence."""
-        if self.matters == self.sd:
-            return UNSET
-        return "matters"
+        return UNSET if self.matters == self.sd else "matters"
 
 
 @dataclass(frozen=True)

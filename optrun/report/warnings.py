@@ -226,9 +226,7 @@ def _warn_of_seeds(findings: Findings) -> Iterable[RunWarning]:
         if n_seeds < MIN_SEEDS:
             few.append(contender.name)
     if few:
-        more = ""
-        if forks_of(findings.runs):
-            more = f" For more seeds {MORE_TRUNKS}."
+        more = f" For more seeds {MORE_TRUNKS}." if forks_of(findings.runs) else ""
         yield _write_warning("few-seeds", least=MIN_SEEDS, listed=list_names(few, 5), more=more)
 
 

@@ -131,6 +131,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
         ["model=pretrained", "model.path=x", "model.default_lr_factor=-1"],
         ["model.default_lr_factor=-1", "above 0"],
     ),
+    (["optimizer.zzzzqq=1"], ["optimizer=adamw has: default_lr, weight_decay"]),
     (["clip=none", "clip.max_norm=1"], ["clip.max_norm", "clip=none has"]),
     (["scheduler=constant_with_warmup"], ["scheduler.num_warmup_steps=STEPS"]),
     (["scheduler=[cosine,linear]"], ["a run has one scheduler", "cosine", "linear"]),
