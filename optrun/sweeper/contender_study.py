@@ -35,7 +35,7 @@ from optrun.sweeper.rungs import (
     value_before_training,
 )
 from optrun.sweeper.samplers import build_sampler
-from optrun.sweeper.space import as_override, corner_points, low_or_first, space_of
+from optrun.sweeper.space import corner_points, low_or_first, space_of
 from optrun.sweeper.view import JobTable
 
 
@@ -137,7 +137,8 @@ class ContenderStudy:
 
         The label of a job leaves out the fixed overrides, and the seed if there is only one.
         """
-        proposed = [as_override(key, value) for key, value in params]
+        # Python writes a float with all of its digits.
+        proposed = [f"{key}={value}" for key, value in params]
         optimizer_tokens = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
         jobs = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -116,17 +117,16 @@ def distribution(override: Override) -> BaseDistribution:
 
 
 def _grid(value: RangeSweep) -> BaseDistribution:
-    """Convert `range(a, b, step)` to a distribution with steps; its last value is below b."""
-    start = value.start
-    stop = value.stop
-    step = value.step
-    assert start is not None
-    assert stop is not None
-    count = len(list(value.range()))
-    last = start + (count - 1) * step
-    if all(isinstance(number, int) for number in (start, stop, step)):
-        return IntDistribution(int(start), int(last), step=int(step))
-    return FloatDistribution(float(start), float(last), step=float(step))
+    """Convert `range(a, b, step)` to a distribution with steps, whose last value is Hydra's."""
+    values = value.range()
+    steps = len(list(values)) - 1
+    if isinstance(values, range):  # all numbers are integers
+        return IntDistribution(values.start, values.start + steps * values.step, step=values.step)
+    # In decimal, as Optuna compares: 3 * 0.3 in binary is less than 0.9, and Optuna would take that
+    # for a range that ends at 0.6.
+    start = Decimal(str(value.start))
+    step = Decimal(str(value.step))
+    return FloatDistribution(float(start), float(start + steps * step), step=float(step))
 
 
 def low_or_first(distribution: BaseDistribution) -> object:
@@ -157,10 +157,3 @@ def corner_points(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
             {key: values[min(index, len(values) - 1)] for key, values in values_by_key.items()}
         )
     return points
-
-
-def as_override(key: str, value: object) -> str:
-    """Write a value of a trial as an override; a float with all of its digits."""
-    if isinstance(value, float):
-        return f"{key}={value!r}"
-    return f"{key}={value}"

@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import signal
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import optuna
 import pytest
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import RangeSweep
 
 from optrun.base.errors import ConfigError
 from optrun.config.overrides import parse_checked
@@ -69,6 +71,20 @@ def trials(folder: str | Path = "sweep") -> list[optuna.trial.FrozenTrial]:
 )
 def test_grammar(word: str, expected: object) -> None:
     assert distribution(parse(open_hydra(), [word])[0]) == expected
+
+
+@pytest.mark.parametrize("start", ["0", "0.1", "-0.3", "1e-4", "5.0"])
+@pytest.mark.parametrize("step", ["0.1", "0.3", "0.07", "2.5e-05", "3.0"])
+def test_the_last_value_of_a_range_is_kept(start: str, step: str) -> None:
+    """Optuna would warn, and cut it off, if rounding put it below its place on the grid."""
+    for count in range(1, 30):
+        stop = Decimal(start) + (count - Decimal("0.5")) * Decimal(step)
+        (override,) = parse(open_hydra(), [f"lr=range({start},{stop},{step})"])
+        domain = distribution(override)
+        assert isinstance(domain, optuna.distributions.FloatDistribution)
+        values = list(cast("RangeSweep", override.value()).range())
+        assert [domain.low, domain.high] == pytest.approx([values[0], values[-1]], abs=1e-12)
+        assert domain.high == float(Decimal(start) + (count - 1) * Decimal(step))
 
 
 def test_whole_numbers_stay_whole() -> None:
