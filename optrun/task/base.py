@@ -277,11 +277,15 @@ class Task(ABC):
         """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
 
         Without label smoothing and class weights this is the model's own loss; with them, torch's
-        cross-entropy, which equals the `LabelSmoother` of transformers. `eval/loss` is always the
-        model's own loss if it returns one, so that runs can be compared.
+        cross-entropy, which equals the `LabelSmoother` of transformers, plus the `router_loss` of a
+        mixture of experts, which the model's own loss contains. `eval/loss` is always the model's
+        own loss if it returns one, so that runs can be compared.
 
         Args:
-            outputs: Outputs of the model, with `loss` and `logits`, or `TargetLosses`.
+            outputs: Outputs of the model, with `loss` and `logits`; if `chunked`, `TargetLosses`:
+                `loss` is the cross-entropy with the targets, `uniform_loss` that with a uniform
+                distribution over the classes. Label smoothing by s is (1 - s) times the former plus
+                s times the latter.
             batch: Inputs and labels of the model.
 
         Raises:
@@ -296,7 +300,8 @@ class Task(ABC):
                     f" class with a head there, or write {type(self).__name__}.loss."
                 )
             return model_loss
-        if self.chunked:  # no logits; tasks with class weights have no chunked loss
+        if self.chunked:
+            # There are no logits. A task with class weights or router loss is never chunked.
             return torch.lerp(outputs.loss, outputs.uniform_loss, self.label_smoothing)
         logits, targets = self._flat_logits_and_targets(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)

@@ -21,6 +21,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -206,3 +208,19 @@ def test_what_changes_logits_later_or_has_another_head_is_told() -> None:
     assert "forward" not in vars(model.lm_head)
     model.lm_head = torch.nn.Sequential(model.lm_head)
     assert "Sequential" in (why_not_chunked(model, shift=True) or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("coefficient", [1e-6, 1e-3, 0.5])
+def test_a_router_loss_is_not_lost(coefficient: float, dtype: torch.dtype) -> None:
+    """Chunks have none. In bfloat16 a small one lies within the tolerance of the comparison."""
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    for is_trained in (False, True):
+        config = MixtralConfig(
+            **SMALL,
+            **experts,
+            output_router_logits=is_trained,
+            router_aux_loss_coef=coefficient,
+        )
+        why = why_not_chunked(MixtralForCausalLM(config).to(dtype), shift=True) or ""
+        assert ("loss of its experts" in why) == is_trained
