@@ -140,14 +140,17 @@ class _BranchRecorder(UseRecorder):
             out: Its first result.
         """
         activations = [tensor for tensor in tensors if id(tensor) not in self._weights]
-        names = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
+        weights = [tensor for tensor in tensors if id(tensor) in self._weights]
+        # The matrix has more dimensions than the bias, which precedes it in `addmm` and follows it
+        # in `convolution`. Among equals the order stays: the last one is the right factor.
+        weights.sort(key=Tensor.dim)
+        names = [self._weights[id(tensor)] for tensor in weights]
         is_single = len(tensors) == 1
         is_view = operation in _SHAPE_OPERATIONS
         is_scaled = operation in _FACTORS and is_single
         if is_view and is_single and names:
             self._weights[id(out)] = names[0]
         elif operation in _PRODUCTS and names:
-            # Of the weights the matrix is the last argument: in `addmm` it follows the bias.
             self._branch_of[id(out)] = _Branch(frozenset(names[-1:]), len(self._results))
         elif activations and (is_view or is_scaled):
             self._record_same(activations[0], out)

@@ -13,7 +13,9 @@ import transformers
 from torch import nn
 
 from optrun.base.errors import ConfigError
+from optrun.param_groups.branches import _BranchRecorder
 from optrun.param_groups.growth import growth_of
+from optrun.param_groups.order import run_on_meta
 
 LLAMA = {"vocab_size": 64, "tie_word_embeddings": False}
 
@@ -115,6 +117,23 @@ def test_ends_of_branches_are_found(model_type: str) -> None:
     assert {size.branch for name, size in grown.items() if ".0." in name} == {0.5}
     base_names = {size.base_name for name, size in grown.items() if ".3." in name}
     assert all(".1." in name for name in base_names), "block 3 of 4 lies where block 1 of 2 does"
+
+
+class ConvolutionBlock(nn.Module):
+    """x + conv(x), where the bias of the convolution follows its weight in the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.conv(x)
+
+
+def test_the_end_of_a_convolution_is_its_weight() -> None:
+    model = nn.Sequential(ConvolutionBlock(), ConvolutionBlock())
+    recorder = run_on_meta(model, {"input": torch.empty(2, 4, 8)}, _BranchRecorder)
+    assert recorder.ends == {"0.conv.weight", "1.conv.weight"}
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gemma2", "mixtral"])
