@@ -40,7 +40,9 @@ Another one stands in the same place, so that a refusal names it.
 CONTENT = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER, names.CHECKPOINT_STATE)
 TENSOR_FILES = (names.CHECKPOINT_MODEL, names.CHECKPOINT_OPTIMIZER)
 SHARD_FOLDERS = (names.CHECKPOINT_MODEL_SHARDS, names.CHECKPOINT_OPTIMIZER_SHARDS)
-_SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-00001\.safetensors")
+_SHARD = re.compile(
+    rf"({'|'.join(SHARD_FOLDERS)})/shard-(?P<number>\d{{5}})-model-00001-of-00001\.safetensors"
+)
 """As `torch.distributed.checkpoint` names them; the number is that of the rank, from 1."""
 
 
@@ -198,24 +200,33 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
 
 def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | None) -> None:
-    """Refuse a manifest with other file names than a checkpoint's.
+    """Refuse a manifest with other file names than a checkpoint's, or with too large a state file.
+
+    A checkpoint of one process has the files in `CONTENT`. One of several ranks has the state file,
+    and shards of these ranks in `SHARD_FOLDERS`; whether every rank has a shard is not checked
+    here.
+
+    Args:
+        path: The manifest, for messages.
+        files: Its files.
+        ranks: How many ranks wrote the checkpoint; None: one process alone.
 
     Raises:
-        CheckpointError: The message names the files.
+        CheckpointError: The message names the files, the shard or the size limit.
     """
     file_names = ", ".join(sorted(files))[:200]
     if ranks is None:
         if set(files) != set(CONTENT):
             raise CheckpointError(f"{path}: names {file_names}; expected {', '.join(CONTENT)}.")
     else:
-        shards = set(files) - {names.CHECKPOINT_STATE}
-        if names.CHECKPOINT_STATE not in files or not all(map(_SHARD.fullmatch, shards)):
+        shards = [_SHARD.fullmatch(name) for name in set(files) - {names.CHECKPOINT_STATE}]
+        if names.CHECKPOINT_STATE not in files or not all(shards):
             expected = f"{names.CHECKPOINT_STATE} and shards in {' and '.join(SHARD_FOLDERS)}"
             raise CheckpointError(f"{path}: names {file_names}; expected {expected}.")
-        numbers = {int(name.partition("shard-")[2][:5]) for name in shards}
-        if not numbers <= set(range(1, ranks + 1)):
+        strange = {int(shard["number"]) for shard in shards if shard} - set(range(1, ranks + 1))
+        if strange:
             raise CheckpointError(
-                f"{path}: names a shard of rank {max(numbers) - 1}, of {ranks} ranks."
+                f"{path}: names shard {min(strange):05d}; {ranks} ranks write 00001 to {ranks:05d}."
             )
     if files[names.CHECKPOINT_STATE].size > JSON_BYTES:
         raise CheckpointError(

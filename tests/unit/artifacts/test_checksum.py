@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -57,4 +58,21 @@ def test_none_two_or_an_unknown_one_is_damage(tmp_path: Path, entry: dict[str, o
         lambda manifest: manifest["files"].__setitem__(0, {"name": "model.safetensors", **entry}),
     )
     with pytest.raises(CheckpointError, match=r"manifest.json: damaged"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("strange", [0, 3])
+def test_a_shard_of_no_rank_is_named(strange: int, tmp_path: Path) -> None:
+    """0 is a number that torch never gives, though it is less than that of the last rank."""
+    folder = save_checkpoint(make_run(tmp_path / "run"), snapshot(1))
+
+    def shard(manifest: dict[str, Any]) -> None:
+        *_, state = manifest["files"]
+        names = [f"model/shard-{n:05d}-model-00001-of-00001.safetensors" for n in (1, 2, strange)]
+        manifest["files"] = [*({**state, "name": name} for name in names), state]
+        manifest["tensors"] = {"model": {}, "optimizer": {}}
+        manifest["world_size"] = 2
+
+    edit_manifest(folder, shard)
+    with pytest.raises(CheckpointError, match=f"names shard 0000{strange}; 2 ranks write 00001 to"):
         read_manifest(folder)
