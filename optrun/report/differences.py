@@ -118,9 +118,7 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
         values += [line.comparison.difference, *line.seeds.values()]
         if not math.isnan(line.comparison.low):
             values += [line.comparison.low, line.comparison.high]
-    least = 0.0
-    if math.isfinite(matters):
-        least = matters
+    least = matters if math.isfinite(matters) else 0.0
     reach = find_reach(map(abs, values), least)
     low = max(min(values), -reach)
     high = min(max(values), reach)

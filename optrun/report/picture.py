@@ -77,7 +77,8 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
 
     Returns:
         A distance that covers the nearer half of the values, and each further value until one is
-        `FAR` times as far as the value before it.
+        more than `FAR` times as far as the value before it. The first value above 0 is covered in
+        any case: no distance is a multiple of 0.
 
     Example:
         >>> find_reach([0.0, 0.01, 0.02, 0.05]), find_reach([0.0, 0.01, 0.02, 0.6])
@@ -85,10 +86,9 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
     """
     ordered = sorted(distance for distance in distances if math.isfinite(distance))
     # The nearer half is always shown, and at least two values.
-    always_shown = ordered[: max(2, (len(ordered) + 1) // 2)]
-    reach = max([least, *always_shown])
+    reach = max([least, *ordered[: max(2, (len(ordered) + 1) // 2)]])
     for distance in ordered:
-        if distance <= FAR * reach:
+        if reach == 0 or distance <= FAR * reach:
             reach = max(reach, distance)
     return reach
 
@@ -111,11 +111,7 @@ def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0
     if not costs:
         return
     best = min(costs)
-    reach = find_reach([cost - best for cost in costs], least)
-    if reach == 0:
-        reach = 0.02 * abs(best)
-    if reach == 0:
-        reach = 0.01
+    reach = find_reach([cost - best for cost in costs], least) or 0.02 * abs(best) or 0.01
     far = best + reach
     margin = 0.07 * (far - best)
     low, high = sorted((sign * (best - margin), sign * (far + margin)))

@@ -93,6 +93,8 @@ def test_the_nearer_half_is_always_inside() -> None:
     assert find_reach([0.0, 0.3]) == 0.3
     assert find_reach([0.0, 0.01, math.inf, math.nan]) == 0.01
     assert find_reach([]) == 0.0
+    assert find_reach([0.0, 0.0, 0.0, 0.5, 0.6, 9.0]) == 0.6, "0 has no multiple"
+    assert find_reach([0.0, 0.0, 0.0]) == 0.0
 
 
 def test_more_contenders_than_lines() -> None:
