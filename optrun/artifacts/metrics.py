@@ -368,7 +368,7 @@ def _is_number(value: object) -> bool:
 def _mend_tail(path: Path) -> None:
     """Complete or cut a last line without a line end; a missing file stays missing.
 
-    A whole record gets its line end, anything else is cut off.
+    A valid record gets its line end, anything else is cut off.
     """
     try:
         with open_file(path, limit=LINES_BYTES) as file:
@@ -378,6 +378,7 @@ def _mend_tail(path: Path) -> None:
                 return
     except FileNotFoundError:
         return
+    # The lines are bytes with their line ends, so the last one begins len(last) before the end.
     for line in read_lines(path):
         last = line
     if _parse(last) is not None:

@@ -109,8 +109,8 @@ def evaluate(
 
     refuse_meaningless(parse(overrides), _KEYS, "an evaluation")
     hydra = store.open_hydra(config_dir)
-    with open_saved(path) as (run_dir, checkpoint, before):
-        after = saved.changed(hydra, before, overrides)
+    with open_saved(path) as (run_dir, checkpoint, saved_config):
+        after = saved.changed(hydra, saved_config, overrides)
         refuse_stored_trust(after, overrides)
         config = store.typed(after)
 

@@ -69,9 +69,11 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _trunk(config: RunConfig) -> TrunkState | None:
-    """Read step, schedule and optimizer state of the checkpoint in `branch_from`.
+    """Describe the checkpoint in `branch_from`; None for a run without one.
 
-    None for a run without `branch_from`.
+    Returns:
+        Its step, the step that the schedule of the run counts from by `branch_schedule`, and of
+        its optimizer state the name, dtype and shape of each tensor. The tensors are not read.
     """
     from optrun.artifacts.checkpoint import open_verified
     from optrun.artifacts.forks import Trunk
@@ -85,11 +87,11 @@ def _trunk(config: RunConfig) -> TrunkState | None:
     saved = open_verified(trunk.folder, lazy=True)
     assert isinstance(saved.optimizer, StoredTensors)
     return TrunkState(
-        str(trunk.folder),
-        saved.global_step,
-        schedule_from(saved.metadata, config.branch_schedule),
-        saved.metadata.optimizer,
-        {
+        folder=str(trunk.folder),
+        step=saved.global_step,
+        schedule_from=schedule_from(saved.metadata, config.branch_schedule),
+        optimizer=saved.metadata.optimizer,
+        tensors={
             name: (entry["dtype"], tuple(entry["shape"]))
             for name, entry in saved.optimizer.described.items()
         },

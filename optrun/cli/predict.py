@@ -68,11 +68,12 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     from optrun.config.overrides import parse_single, plain_value, refuse_meaningless
 
     parsed = parse_single(overrides)
-    with open_saved(path) as (run_dir, checkpoint, before):
+    with open_saved(path) as (run_dir, checkpoint, saved_config):
         from optrun.runner.predict import RUN_KEYS, predict_file, valid_keys
 
+        # Keys of the run change the saved configuration; the others are for `predict_file` alone.
         run_changes = [str(item.input_line) for item in parsed if item.key_or_group in RUN_KEYS]
-        config = store.typed(saved.changed(store.open_hydra(), before, run_changes))
+        config = store.typed(saved.changed(store.open_hydra(), saved_config, run_changes))
         action = f"a prediction of task={config.task.name}"
         refuse_meaningless(parsed, valid_keys(config.task), action)
         values = {item.key_or_group: plain_value(item.value()) for item in parsed}

@@ -9,7 +9,9 @@ from optrun.cli.parser import VerbArguments, VerbParser
 
 _WIDTH = 118
 """Characters of a line, with its heading."""
-_IDLE = ("data=", "data.train=", "resume=", "branch_from=", "search.", "hydra.sweep")
+_WITHOUT_EFFECT = ("data=", "data.train=", "resume=", "branch_from=", "search.", "hydra.sweep")
+"""Beginnings of overrides that a proposed run cannot use: FILE gives the data, the run is new, and
+the searched values are proposed."""
 
 
 def parser() -> VerbParser:
@@ -34,13 +36,17 @@ def run(arguments: VerbArguments) -> int:
 
     Returns:
         0, or the exit code of the run.
+
+    Raises:
+        ConfigError: The name is empty, an override has no effect here, the data cannot be read, or
+            the task is not clear from them.
     """
     config_dir = arguments.options.config_dir
     name = arguments.positional[0]
     if not name.strip():
         raise ConfigError("optrun start '': expected a file, a folder or a name.")
     for token in arguments.overrides:
-        if token.lstrip("+").startswith(_IDLE):
+        if token.lstrip("+").startswith(_WITHOUT_EFFECT):
             raise ConfigError(
                 f"{token}: has no effect on optrun start, which reads {name} and proposes a new"
                 " run; leave it out."
@@ -59,7 +65,7 @@ def run(arguments: VerbArguments) -> int:
         return EXIT_DONE
     from optrun.cli.train import run as train
 
-    return train([*proposal.overrides, *more])
+    return train([*proposal.overrides, *more])  # the first command
 
 
 def _say(heading: str, *lines: str) -> None:

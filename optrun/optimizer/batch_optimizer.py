@@ -106,8 +106,10 @@ class BatchOptimizer(NamedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter with a gradient; return the result of `closure`, or None.
 
-        If the flag `found_inf` is set (see `step_unless`), only counters change. Triton's kernels
-        read the flag themselves; for any other kernel the host waits for it.
+        If the flag `found_inf` is set (see `step_unless`), only the counters change, such as `step`
+        in the state: `gather` has counted before the flag is known. The caller restores them by
+        `set_counters`. Triton's kernels read the flag themselves; for any other kernel the host
+        waits for it.
         """
         loss = evaluate_closure(closure)
         ratios_of_batches = []
@@ -121,6 +123,8 @@ class BatchOptimizer(NamedOptimizer):
             ratios = self._update(batch)
             if ratios is not None:
                 ratios_of_batches.append((batch.names, ratios))
+            # Copies, such as the float32 copy of a 16-bit parameter. If a kernel read a set flag,
+            # the copies are unchanged.
             batch.write_back()
         self._ratios = ratios_of_batches
         return loss
@@ -254,10 +258,15 @@ class BatchOptimizer(NamedOptimizer):
     def _batch(
         self, planned: PlannedBatch, states: list[State], grads: list[Tensor]
     ) -> Batch | None:
-        """Make a planned batch, still without `rows`; None if its tensors have moved in memory.
+        """Make a planned batch; None if its tensors have moved in memory.
+
+        The scalars, `rows` and `row_of`, are still missing: they come from `_count`, which must run
+        only once it is certain that no batch has to be planned anew. A batch with a known `memory`
+        goes to kernels by address, without a look at single tensors; any other is gathered tensor
+        by tensor.
 
         Args:
-            planned: Its parameters.
+            planned: Its parameters, and the addresses of their tensors, if kernels may use them.
             states: State of each parameter; its `master_weight` is made or dropped here.
             grads: Gradient of each parameter.
         """

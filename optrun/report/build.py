@@ -214,8 +214,9 @@ def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
 def _record_look(dirs: Sequence[Path], comparison: Comparison) -> int:
     """Record this test in the folder of each sweep, and count the tests so far, this one included.
 
-    A look is a test made while seeds are still being added, see `record_look`. Returns 1 without a
-    record if the report tests nothing.
+    A look is a test made while seeds are still being added, see `record_look`. In a sweep it is
+    identified by what is compared (`comparison.unit`) and the largest number of seeds: a report of
+    both again is no further look. Returns 1 without a record if the report tests nothing.
     """
     if comparison.ttest is None or not comparison.ttest.is_tested:
         return 1

@@ -255,8 +255,8 @@ def _refuse_other_plan(
     """Refuse to continue a plan of another choice, or with other seeds.
 
     Raises:
-        ConfigError: The contenders chosen in the sweep changed, or other seeds, power or difference
-            were typed.
+        ConfigError: The sweep now chooses other contenders, another baseline or another metric
+            than the plan; or other seeds, power or difference were typed.
     """
     current, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
     changed = [

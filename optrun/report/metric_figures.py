@@ -62,8 +62,9 @@ def choose_axis(contenders: Sequence[Contender]) -> Axis:
 def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list[SeedLine]:
     """List the line of each seed of each contender's chosen configuration.
 
-    Runs that have not finished count only if none of the contender has. A line of fewer than two
-    values is left out, a long one is thinned to `_POINTS` values.
+    Each seed has one run, see `Configuration.latest_runs`. If a contender has finished runs, only
+    those are drawn. A line of fewer than two values is left out, a long one is thinned to `_POINTS`
+    values.
 
     Args:
         contenders: The contenders to draw.
@@ -72,13 +73,13 @@ def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list
     """
     lines = []
     for series, contender in enumerate(contenders):
-        finished = [run for run in contender.configuration.latest_runs if run.finished]
-        for run in finished or contender.configuration.latest_runs:
+        runs = contender.configuration.latest_runs
+        finished_runs = [run for run in runs if run.finished]
+        for run in finished_runs or runs:
             x, y = run.finite_values(metric, axis)
             if len(x) < 2:  # one point is no curve
                 continue
-            n_points = min(len(x), _POINTS)
-            evenly_spaced = np.linspace(0, len(x) - 1, n_points)
+            evenly_spaced = np.linspace(0, len(x) - 1, min(len(x), _POINTS))
             indices = np.unique(evenly_spaced.astype(int))
             has_score = bool(contender.configuration.scores)
             lines.append(SeedLine(series, contender.name, has_score, x[indices], y[indices]))

@@ -51,8 +51,8 @@ def write_model(
 ) -> None:
     """Write a model in `save_pretrained` form, with tokenizer and model card.
 
-    An adapter is written in peft's form. If its base was initialised from a seed, nobody else could
-    load the base: a copy of the model is merged and written as a whole.
+    An adapter is written in peft's form, without its base. If the base was initialised from a seed
+    (`base` is None), nobody else could load it: a copy of the model is merged and written whole.
 
     Args:
         folder: Where to write; new or empty.
@@ -61,6 +61,10 @@ def write_model(
         summary: Summary of the run, for the card.
         config: Resolved configuration of the run, for the card.
         sample: A prompt and its continuation, for the card.
+
+    Raises:
+        DiskFullError: The disk has no room for a whole model.
+        OSError: The disk refused a write.
     """
     import transformers
 
@@ -69,18 +73,11 @@ def write_model(
     adapter = adapter_of(model)
     if adapter is not None and adapter.base is not None:
         write_adapter(folder, model)
-        arguments = {}
-        if facts is not None and facts.classifies:
-            arguments["num_labels"] = model.config.num_labels
-        facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
+        facts = replace(facts or TaskCard(), base=adapter.base)
+        if facts.classifies:
+            facts = replace(facts, arguments={"num_labels": model.config.num_labels})
     else:
-        if adapter is not None:
-            model = copy.deepcopy(model)
-            merge_adapter(model)
-        size = sum(param.nbytes for param in model.parameters())
-        refuse_without_room(folder, size, "Make room.")
-        with without_pooling(model.config):
-            model.save_pretrained(str(folder))
+        _write_whole_model(folder, model)
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
     if facts is not None and facts.embeds:
@@ -90,6 +87,21 @@ def write_model(
         prompt, continuation = (code_block(text.rstrip(), "text") for text in sample)
         card += f"\n## Sample\n\nThe prompt\n\n{prompt}\n\nwas continued with\n\n{continuation}\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_whole_model(folder: Path, model: PreTrainedModel) -> None:
+    """Write a model with its adapter merged, if it has one; the model is not changed.
+
+    Raises:
+        DiskFullError: The disk has no room.
+    """
+    if adapter_of(model) is not None:
+        model = copy.deepcopy(model)
+        merge_adapter(model)
+    size = sum(param.nbytes for param in model.parameters())
+    refuse_without_room(folder, size, "Make room.")
+    with without_pooling(model.config):
+        model.save_pretrained(str(folder))
 
 
 def write_adapter(folder: Path, model: PreTrainedModel) -> None:

@@ -36,6 +36,8 @@ class Span(NamedTuple):
 def count_warmup_steps(config: SchedulerConfig, num_training_steps: int) -> int:
     """Count the warm-up steps, from `num_warmup_steps` or else `warmup_ratio`, rounded up.
 
+    With neither key there is no warm-up, but `inverse_sqrt`, which needs one, gets `DEFAULT_RATIO`.
+
     Example:
         >>> from optrun.config.choice import choice
         >>> config = choice("scheduler", configs.SCHEMAS, "cosine", {"warmup_ratio": 0.1})

@@ -126,10 +126,10 @@ def tokenize_rows(
 def encode_to_inputs(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: object
 ) -> dict[str, list[list[int]]]:
-    """Encode rows as `tokenize_rows` does.
+    """Encode rows as `tokenize_rows` does, and keep only the inputs of a model.
 
     Returns:
-        `input_ids` and, if the tokenizer returns them, `token_type_ids`.
+        One list of ids a row: `input_ids` and, if the tokenizer returns them, `token_type_ids`.
     """
     return model_inputs_of(tokenize_rows(tokenizer, rows, longest, **options))
 

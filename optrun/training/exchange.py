@@ -35,7 +35,7 @@ class Requests:
     """Number of the signal that asks to stop; -1: the time budget is spent; 0: no request."""
     save: bool = False
     """Whether a checkpoint is requested."""
-    written: bool = True
+    is_writing_done: bool = True
     """Whether no rank is writing a checkpoint."""
 
 
@@ -98,7 +98,7 @@ def exchange(
     """
     if world is ALONE:
         return GlobalStep(list(facts_here), list(range(count)), requests)
-    row: list[float] = [requests.stop, requests.save, requests.written]
+    row: list[float] = [requests.stop, requests.save, requests.is_writing_done]
     for fact in facts_here:
         row += [fact.weight, fact.tokens, fact.samples, *_digest_parts(fact.digest)]
     rows = world.all_gather(row)
@@ -107,7 +107,7 @@ def exchange(
         # A signal is positive, the time budget -1, no request 0.
         stop=max(stops) or min(stops),
         save=any(save for _, save, *_ in rows),
-        written=all(written for _, _, written, *_ in rows),
+        is_writing_done=all(is_done for _, _, is_done, *_ in rows),
     )
     facts = interleave_ranks([list(_unpack_facts(row[3:])) for row in rows], count)
     return GlobalStep(facts, share_of(count, world.rank, world.size), merged)

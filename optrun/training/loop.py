@@ -218,11 +218,10 @@ class Loop:
 
     def _must_read_result_of(self, step: int) -> bool:
         """Tell whether a step's result, or the state after it, is needed before the next step."""
-        config = self.setup.config
         checkpoints = self.checkpoints
         return (
             step >= self.end
-            or step % config.logging_steps == 0
+            or step % self.setup.config.logging_steps == 0
             or self.evaluator.due(step)
             or (checkpoints.enabled and checkpoints.is_scheduled(step))
             or self.training.save_requested
@@ -232,8 +231,9 @@ class Loop:
     def _finish_pending_step(self) -> bool:
         """Read loss and gradient norm of the pending step, if there is one, and record the step.
 
-        If they are not finite, the update changed nothing. Then the step is repeated, reading them
-        before its update, so that its gradients can be described.
+        If they are not finite, the update changed no weight and no state tensor: it read on the
+        device that they are not. Then the host's counters are reverted, and the step is repeated,
+        reading loss and norm before its update, so that its gradients can be described.
 
         Returns:
             False if the step was repeated: gradients computed meanwhile must be dropped.
@@ -248,7 +248,9 @@ class Loop:
             self._record_step(train_step.read_result(pending), pending.step, micro_batches)
             return True
         train_step.revert_update()
-        self.batches.close()  # the loader is ahead of the step to repeat
+        # The loader is ahead of the step to repeat. That step has its micro-batches; the next fetch
+        # restarts the loader after it, or where a rollback leads.
+        self.batches.close()
         self._step_and_wait(micro_batches, pending.step)
         return False
 
@@ -276,9 +278,11 @@ class Loop:
     ) -> None:
         """Count a step, then evaluate, log and save if due; or roll back if it is not finite.
 
+        Every rank must call this for the same step: they evaluate, save and roll back together.
+
         Args:
-            result: Loss and gradient norm of the step.
-            step: The exchanged facts of the step.
+            result: Loss and gradient norm of the step, equal on all ranks.
+            step: Tokens and samples of each micro-batch, and the requests, over all ranks.
             micro_batches: Micro-batches of the step on this rank.
             before: Random states from before the step; None: it does not depend on them.
             drop_gradients: Whether the gradients are those of this step, and not yet of the next
@@ -290,14 +294,19 @@ class Loop:
             self._roll_back(nonfinite)
             return
         self.progress.count(result, step.facts)
+        # The weights and `global_step` agree again, so a checkpoint may be saved.
         train_step.has_uncounted_update = False
+        # If this start ends before `_finish_step` is done, the next one begins with that.
         self.state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
         if drop_gradients:
             train_step.optimizer.zero_grad(set_to_none=True)
         self._finish_step()
-        if self.checkpoints.enabled and step.requests.written:
+        # Last, for a failed save may raise here: the step is recorded then. All ranks must see the
+        # same result, so they poll only after the exchange before this step found that no rank was
+        # still writing.
+        if step.requests.is_writing_done:
             self.checkpoints.poll(together=train_step.world.size > 1)
 
     def _fetch(self) -> list[Batch]:

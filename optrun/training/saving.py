@@ -54,9 +54,8 @@ class Saving:
         has_done_a_step = self.state.global_step > self._first_step
         if not stop and self.world.is_main and has_done_a_step and self._time_is_spent():
             stop = -1
-        return Requests(
-            stop, self.signal_handler.take_save_request(), written=not self.checkpoints.writing
-        )
+        save = self.signal_handler.take_save_request()
+        return Requests(stop, save, is_writing_done=not self.checkpoints.writing)
 
     def save_if_due(self, *, last: bool, evaluated: bool) -> None:
         """Save a checkpoint if it is scheduled, requested, the last one or among the best.
@@ -135,13 +134,17 @@ class Saving:
         return budget is not None and self.progress.clock() - self.started >= budget
 
     def stop(self, request: int) -> NoReturn:
-        """Save the last finished step, and end the run; nothing is saved with `checkpoint=none`.
+        """Save the last finished step, and end the run.
+
+        Before the first step there is nothing to save: a resume starts again. With
+        `checkpoint=none` nothing is ever saved: the command in the message begins at step 0.
 
         Args:
             request: Number of the signal; -1: the time budget is spent.
 
         Raises:
-            StoppedEarly: Always, unless the save fails; with the command that continues the run.
+            StoppedEarly: Always, unless the save fails; with the command that continues the run,
+                or begins it again.
             StorageError: The save was refused.
             OptrunError: Ranks have different weights.
         """

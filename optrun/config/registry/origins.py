@@ -129,34 +129,36 @@ def require(recorded: object, where: str) -> list[str]:
     return notes
 
 
-def _first_change(record: Mapping[str, Any], where: str) -> str | None:
-    """Describe the first change of the code behind the names of a record; None: no change.
+def _first_change(saved_origin: Mapping[str, Any], where: str) -> str | None:
+    """Describe the first change of the code behind the names of an origin; None: no change.
 
     Raises:
         ConfigError: A name is not registered.
     """
-    for name in record["names"]:
+    for name in saved_origin["names"]:
         kind, _, choice = str(name).partition("=")
         row = registry.find(kind, choice) if kind in registry.KINDS else None
         if row is None:
             raise ConfigError(
-                f"{where}: {name} was registered by {_describe_origin(record)}; {_remedy(record)}."
+                f"{where}: {name} was registered by {_describe_origin(saved_origin)};"
+                f" {_remedy(saved_origin)}."
             )
-        difference = _difference(record, row)
+        difference = _difference(saved_origin, row)
         if difference is not None:
             return difference
     return None
 
 
-def _difference(record: Mapping[str, object], row: registry.Choice) -> str | None:
+def _difference(saved_origin: Mapping[str, object], row: registry.Choice) -> str | None:
     """Describe the change of a row's code since it was recorded; None: no change."""
     name = f"{row.kind}={row.name}"
     if row.origin is None:
-        return f"{name}: was registered by {_describe_origin(record)}, and is optrun's own now"
+        before = _describe_origin(saved_origin)
+        return f"{name}: was registered by {before}, and is optrun's own now"
     now = _source(row)
-    if now["sha256"] == record.get("sha256"):
+    if now["sha256"] == saved_origin.get("sha256"):
         return None
-    old_digest = str(record.get("sha256"))[:12]
+    old_digest = str(saved_origin.get("sha256"))[:12]
     new_digest = str(now["sha256"])[:12]
     return f"{name}: {_describe_origin(now)} changed since: sha256 {old_digest}, now {new_digest}"
 
@@ -199,22 +201,26 @@ def _source(row: registry.Choice) -> PlainDict:
     return {**source, "path": str(path), "sha256": digest_of(path)}
 
 
-def _describe_origin(record: Mapping[str, object]) -> str:
-    """Name the plugin, package or module of a record."""
-    if "plugin" in record:
-        return str(record["plugin"])
-    if "distribution" in record:
-        return f"the installed package {record['distribution']} {record.get('version')}"
-    return f"the module {record.get('module')}"
+def _describe_origin(origin: Mapping[str, object]) -> str:
+    """Name the plugin, the package with its version, or the module that registers names.
+
+    Args:
+        origin: A result of `_source`, from now or from the files of a run.
+    """
+    if "plugin" in origin:
+        return str(origin["plugin"])
+    if "distribution" in origin:
+        return f"the installed package {origin['distribution']} {origin.get('version')}"
+    return f"the module {origin.get('module')}"
 
 
-def _remedy(record: Mapping[str, object]) -> str:
-    """Say how to make the names of a record known again."""
-    if "plugin" in record:
-        return f"give --plugin {record['plugin']}"
-    if "distribution" in record:
+def _remedy(origin: Mapping[str, object]) -> str:
+    """Say what the user must do so that the names from a saved origin are registered again."""
+    if "plugin" in origin:
+        return f"give --plugin {origin['plugin']}"
+    if "distribution" in origin:
         return "install it"
-    return f"import it before, or give --plugin {record.get('module')}"
+    return f"import it before, or give --plugin {origin.get('module')}"
 
 
 def _texts(value: object) -> set[str]:

@@ -178,6 +178,8 @@ def _find_contenders(
 ) -> list[grouping.Contender]:
     """Group runs into contenders, best first: each differs in nothing but lr, seed and size.
 
+    Each run belongs to a contender, so there is at least one if there are runs.
+
     A size is a key of the target, or one with numbers above 0 that is of the model, the training or
     the data, or follows from the target.
     """

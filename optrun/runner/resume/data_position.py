@@ -184,7 +184,7 @@ def _by_file_name(parts: PlainMapping) -> PlainDict:
 
 
 def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None:
-    """Refuse a tokenizer with other token ids than in training.
+    """Refuse a tokenizer with other token ids than in training, if training recorded one.
 
     Args:
         saved: Metadata of the checkpoint.
