@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from optrun.base.errors import DiskFullError, OptrunError, is_refused_by_disk
+from optrun.base.errors import DiskFullError, OptrunError, first_line, is_refused_by_disk
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -88,8 +88,8 @@ def lost_rank_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise RankLostError(f"another rank no longer answers: {lines[0]}") from error
+        reason = first_line(error) or type(error).__name__
+        raise RankLostError(f"another rank no longer answers: {reason}") from error
 
 
 def _picklable(error: BaseException, who: str = "") -> Exception:

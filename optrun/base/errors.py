@@ -170,6 +170,11 @@ def show_cursor() -> None:
         os.write(1, b"\x1b[?25h")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without a final full stop; it may be empty."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(". ")
+
+
 def printable(text: str) -> str:
     r"""Escape control characters of a text from outside, such as a file's name, as `\x1b`.
 

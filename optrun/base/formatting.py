@@ -39,7 +39,7 @@ def rate(value: float) -> str:
         return f"{value:.0f}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     if exponent:
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return f"{mantissa.rstrip('0.')}e{int(exponent)}"
     return mantissa
 
 

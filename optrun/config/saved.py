@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.bounded_yaml import UnboundedYamlError, interpolations, yaml_text
-from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.errors import ConfigError, UnreadableFileError, first_line
 from optrun.base.plain import PlainDict, flat
 from optrun.config import store
 from optrun.config.groups import no_such_choice
@@ -41,7 +41,7 @@ def read_config(path: Path) -> PlainDict:
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{path}: no valid YAML.") from error
     except Exception as error:  # PyYAML's errors share no public base with the above
-        raise ConfigError(f"{path}: no valid YAML: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{path}: no valid YAML: {first_line(error)}.") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of configuration groups.")
     return {str(key): value for key, value in values.items()}
@@ -87,7 +87,7 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
         typed = OmegaConf.merge(_empty_config(tuple(schemas_of_groups.items())), plain_values)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"{where}: {str(error).splitlines()[0]}. If another version of optrun wrote it, use"
+            f"{where}: {first_line(error)}. If another version of optrun wrote it, use"
             " that version (summary.json names it)."
         ) from error
     assert isinstance(typed, DictConfig)

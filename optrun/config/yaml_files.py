@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.bounded_yaml import UnboundedYamlError, yaml_text
-from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.errors import ConfigError, UnreadableFileError, first_line
 from optrun.base.reading import read_bytes, read_text
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigRepository
@@ -87,11 +87,11 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
         error: From YAML, from decoding or from the operating system.
     """
     line = None
-    problem = str(error).splitlines()[0].rstrip(".")
+    problem = first_line(error) or type(error).__name__
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
-        problem = f"no valid YAML: {error.problem}"
+        problem = f"no valid YAML: {error.problem or problem}"
         if "'\\t'" in str(error.problem):
             problem = "no valid YAML: a tab indents here; YAML takes spaces"
     elif isinstance(error, UnicodeDecodeError):

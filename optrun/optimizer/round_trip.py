@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, first_line
 from optrun.base.options import Group, ParamGroup
 from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.optimizer.state import load_named_state, named_state
@@ -249,5 +249,5 @@ def _reason(error: Exception) -> str:
     """Describe an error in one line without a period; a ConfigError by its message alone."""
     if isinstance(error, ConfigError):
         return str(error).rstrip(".")
-    first_line = str(error).strip().split("\n", 1)[0].rstrip(".")
-    return ": ".join(part for part in ("it fails", type(error).__name__, first_line) if part)
+    parts = ("it fails", type(error).__name__, first_line(error))
+    return ": ".join(filter(None, parts))

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from optrun.artifacts.lock import RunLock
-from optrun.base.errors import ConfigError, LockedError, StorageError
+from optrun.base.errors import ConfigError, LockedError, StorageError, first_line
 from optrun.config.hydra_internals import Hydra
 from optrun.config.schema.sweeper import OptunaConfig
 from optrun.sweeper.contenders import Contender
@@ -122,7 +122,7 @@ class Search:
                 for study in self.studies:
                     study.open(storage, where, sweep)
             except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
-                raise StorageError(f"{where}: {str(error).strip().splitlines()[0]}") from error
+                raise StorageError(f"{where}: {first_line(error)}") from error
         counts = {study.name: len(study.trials()) for study in self.studies}
         largest = max(counts, key=lambda name: counts[name])
         most = counts[largest]

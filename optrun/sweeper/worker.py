@@ -32,6 +32,7 @@ from optrun.base.errors import (
     OptrunError,
     StoppedEarly,
     StorageError,
+    first_line,
     is_out_of_memory,
     is_refused_by_disk,
 )
@@ -303,9 +304,9 @@ def describe_failure(error: BaseException) -> str:
         'RuntimeError: shapes differ'
     """
     kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
-    first_line = str(error).strip().partition("\n")[0]
-    if first_line:
-        return f"{kind}: {first_line}"
+    message = first_line(error)
+    if message:
+        return f"{kind}: {message}"
     return kind
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-from optrun.base.errors import OptrunError, is_out_of_memory
+from optrun.base.errors import OptrunError, first_line, is_out_of_memory
 from optrun.data.loader import Batch
 
 
@@ -205,11 +205,6 @@ def _add_place_to_out_of_memory(where: Callable[[], str], advice: str) -> Iterat
             raise
         sentences = [where(), first_line(error), advice]
         raise OptrunError(". ".join(filter(None, sentences))) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without a final full stop; it may be empty."""
-    return next(iter(str(error).splitlines()), "").rstrip(". ")
 
 
 def _shapes(batch: Batch) -> str:

@@ -17,7 +17,7 @@ from functools import cache
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean, first_line
 from optrun.base.plain import PlainDict
 
 if TYPE_CHECKING:
@@ -366,11 +366,10 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
     try:
         OmegaConf.structured(schema)
     except OmegaConfBaseException as error:
-        line = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}: {line}. Expected"
-            " types that OmegaConf knows, such as float, str | None, list[int], and a default of"
-            " the type."
+            f"{prefix}: schema={schema.__name__}: {error.full_key or 'a field'}:"
+            f" {first_line(error)}. Expected types that OmegaConf knows, such as float, str | None,"
+            " list[int], and a default of the type."
         ) from error
 
 

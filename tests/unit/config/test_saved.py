@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.overrides import parse_checked
+from optrun.config.yaml_files import unreadable
 
 
 def composed(*words: str) -> dict:
@@ -116,3 +118,14 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
     values["optimizer"]["surprise"] = 1
     with pytest.raises(ConfigError, match="surprise"):
         saved.with_schemas(values, "here")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (ValueError(), "a.yaml: ValueError."),
+        (yaml.MarkedYAMLError(context="in a mapping"), "no valid YAML: in a mapping."),
+    ],
+)
+def test_an_error_without_text_names_its_kind(error: Exception, problem: str) -> None:
+    assert problem in str(unreadable(Path("a.yaml"), error))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from optrun.base.errors import first_line
 from optrun.optimizer.classes import class_of
 
 OPTIMIZERS = ("lamb", "adamax", "adamwdl", "lion", "schedule_free", "ademamix", "mars")
@@ -31,20 +32,20 @@ def trial(device: torch.device) -> str:
     """
     try:
         for name in OPTIMIZERS:
-            problem = _problem(name, device)
+            problem = _compare_with_loop(name, device)
             if problem:
                 return problem
     except Exception as error:  # of the compiler, the linker, the driver: there are other kernels
-        first_line = str(error).strip().partition("\n")[0]
-        return f"they fail there: {type(error).__name__}: {first_line}"
+        return f"they fail there: {type(error).__name__}: {first_line(error)}"
     return ""
 
 
 @torch.no_grad()
-def _problem(name: str, device: torch.device) -> str:
+def _compare_with_loop(name: str, device: torch.device) -> str:
     """Say how the Triton steps of one optimizer are wrong; empty if they are right.
 
-    They are compared with the loop in float64, with a tolerance of `NEAR`, and with a second call.
+    They are compared with the same steps by `loop`, the kernel that steps one tensor after another
+    in plain torch, in float64, with a tolerance of `NEAR`. A second call has to give the same bits.
     """
     truth = _after_steps(name, "loop", torch.float64, device)
     first = _after_steps(name, "triton", torch.float32, device)
