@@ -214,6 +214,9 @@ def find_runs(path: Path | str) -> Iterator[Path]:
 
     Yields:
         One path per run; none if the directory does not exist.
+
+    Raises:
+        PermissionError: A folder cannot be read; it may hold runs, which a comparison would miss.
     """
     root = Path(path)
     if RunDir(root).is_run():
@@ -226,7 +229,7 @@ def find_runs(path: Path | str) -> Iterator[Path]:
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
             ]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError):
         return
     for name in sorted(names, key=_natural):
         yield from find_runs(root / name)

@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import count
+from optrun.base.formatting import count, rate
 from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.literal import quoted
@@ -302,11 +302,13 @@ def _add_epochs(draft: _Draft) -> int:
 
 
 def _grids(draft: _Draft) -> dict[str, str]:
-    """Map adamw and lamb to learning rates: 0.3, 1 and 3 times the default of each."""
+    """Map adamw and lamb to learning rates: 0.3, 1 and 3 times the default of each.
+
+    A default of 1e-3 gives "3e-4,1e-3,3e-3".
+    """
     common = without(draft.overrides, *_DECIDED_BY_COMPARISON)
     grids = {}
     for name in _CONTENDERS:
         lr = draft.compose([*common, f"optimizer={name}"]).lr
-        rates = [f"{lr * factor:.0e}".replace("e-0", "e-") for factor in _LR_FACTORS]
-        grids[name] = ",".join(rates)
+        grids[name] = ",".join(rate(lr * factor) for factor in _LR_FACTORS)
     return grids

@@ -20,7 +20,8 @@ from optrun.sweeper.jobs import Job
 def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
     """Refuse to continue a sweep if its data or model changed after a job was trained on it.
 
-    The present contents of the files are recorded in the directory of the sweep.
+    The present contents of the files are recorded in the directory of the sweep. An earlier record
+    that is missing or cannot be read refuses nothing, and is replaced.
 
     Args:
         directory: Directory of the sweep.
@@ -44,7 +45,8 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         replace_text(directory.files, json.dumps(recorded))
     except OSError as error:
         raise StorageError(
-            f"{directory.files}: {error.strerror}. Make room; the same command continues it."
+            f"{directory.files}: {error.strerror}. The same command continues the sweep when"
+            " the file can be written."
         ) from error
 
 

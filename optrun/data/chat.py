@@ -524,8 +524,11 @@ def _read_alpaca(
 ) -> Chat:
     """Make a chat of Alpaca's columns: instruction and input are the question, output the answer.
 
+    With an input the question also has the keys `instruction` and `input`, for templates that write
+    the two apart. An empty instruction is a question without text.
+
     Args:
-        values: Instruction and output.
+        values: Instruction and output, two cells.
         cells: The whole row; `input`, `history` and `system` are read.
         tools: Tools of the row.
         row: The number of the row, from 0; None: it is of a stream.
@@ -534,17 +537,22 @@ def _read_alpaca(
         Unreadable: A cell is of another kind, or the output is empty.
     """
     instruction, output = values
-    if not isinstance(instruction, str) or not isinstance(output, str | None):
+    context = cells.get("input")
+    if (
+        not isinstance(instruction, str)
+        or not isinstance(output, str | None)
+        or not isinstance(context, str | None)
+    ):
         raise Unreadable(
-            f"has {cell_repr(values)} as instruction and output, where texts are expected."
+            f"has {cell_repr((*values, context))} as instruction, output and input, where texts"
+            " are expected."
         )
     if not (output or "").strip():
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
-    if cells.get("input"):
-        question["content"] = f"{instruction}\n\n{cells['input']}"
-        question["instruction"] = instruction
-        question["input"] = cells["input"]
+    if context:
+        question["content"] = f"{instruction}\n\n{context}"
+        question |= {"instruction": instruction, "input": context}
     prompt = _with_system([*_read_history(cells.get(_HISTORY)), question], cells)
     return Chat([*prompt, {"role": ASSISTANT, "content": output}], len(prompt), tools, row)
 

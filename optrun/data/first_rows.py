@@ -29,13 +29,14 @@ def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object
     """
     from datasets import Dataset, Features, concatenate_datasets
 
-    present = [name for name in first.column_names if name not in features]
-    empty = Dataset.from_dict(
-        {name: [None] * count for name in features}, features=Features(dict(features))
-    )
+    present = {name: kind for name, kind in first.features.items() if name not in features}
+    if not count:  # of tables without rows, concatenate_datasets returns the first
+        features = present | dict(features)
+        present = {}
+    empty = Dataset.from_dict(dict.fromkeys(features, [None] * count), features=Features(features))
     if not present:
         return empty
-    return concatenate_datasets([first.select_columns(present), empty], axis=1)
+    return concatenate_datasets([first.select_columns(list(present)), empty], axis=1)
 
 
 def related_columns(

@@ -57,7 +57,8 @@ class Rendezvous:
             facts: Values by dotted name that must be equal on all ranks.
 
         Raises:
-            RendezvousError: Not all ranks come, or the port is taken.
+            RendezvousError: Not all ranks come, the port is taken, or MASTER_ADDR is not the
+                machine of rank 0.
             ConfigError: Facts differ.
         """
         import torch.distributed as dist
@@ -67,11 +68,12 @@ class Rendezvous:
         host = os.environ["MASTER_ADDR"]
         port = int(os.environ["MASTER_PORT"])
         held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        is_master = rank == 0 and not held_by_agent
         try:
             store = dist.TCPStore(
                 host,
                 port,
-                is_master=rank == 0 and not held_by_agent,
+                is_master=is_master,
                 timeout=timedelta(seconds=timeout),
                 wait_for_workers=False,
             )
@@ -80,6 +82,11 @@ class Rendezvous:
                 raise RendezvousError(
                     f"MASTER_PORT={port}: another program on {host} uses this port. Expected a free"
                     " port, the same for all ranks."
+                ) from error
+            if is_master:
+                raise RendezvousError(
+                    f"rank 0 cannot reach its own port at {host}:{port}. Expected MASTER_ADDR to be"
+                    " an address of the machine of rank 0."
                 ) from error
             raise RendezvousError(
                 f"rank {rank} of {size} reached no rank 0 at {host}:{port} (MASTER_ADDR,"

@@ -325,14 +325,15 @@ class Sft(ChatTask):
     def _note_left_out(self, split: Split, examples: StreamedRows) -> None:
         """Note how many of the first 100 rows have no target and are left out of their batches.
 
-        The other rows are only read during training.
+        The other rows are only read during training. The note is written for 0 rows as well, since
+        later ones may be left out without a word.
 
         Raises:
-            ConfigError: The split has no other rows, and all are left out.
+            ConfigError: The split has rows, at most 100, and all are left out.
         """
         first = min(len(examples), _FIRST_ROWS)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
-        if count == len(examples):
+        if 0 < count == len(examples):
             raise self.all_rows_overlong_error(split)
         self.notes.append(
             f"{split.key}: a row is left out of its batch if data.max_length={self.max_length} cuts"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,20 @@ def test_runs_are_found_in_counting_order_and_not_inside_runs(tmp_path: Path) ->
     assert list(find_runs(tmp_path)) == expected
     assert list(find_runs(expected[0])) == expected[:1]
     assert list(find_runs(tmp_path / "missing")) == []
+
+
+def test_an_unreadable_folder_is_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold runs, which a comparison would miss."""
+    _run(tmp_path / "sweep" / "0")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        list(find_runs(tmp_path))
 
 
 def test_a_folder_of_configuration_is_no_run(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
             ["row 1", "no turn of the assistant in its completion"],
         ),
         ({"instruction": "a", "output": ""}, {}, ["row 1", "empty output"]),
+        ({"instruction": "a", "input": 3, "output": "b"}, {}, ["row 1", "input", "texts are"]),
         (
             {"instruction": "a", "output": "\t "},
             {},

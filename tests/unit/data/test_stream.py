@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import Dataset, Features, Value
 
 from optrun.base.errors import ConfigError, OptrunError
 from optrun.data import chat, first_rows
-from optrun.data.first_rows import FIRST_ROWS
+from optrun.data.first_rows import FIRST_ROWS, with_empty_columns
 from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.row_advice import is_nested
@@ -451,3 +452,11 @@ def test_the_columns_that_belong_to_chats_are_those_that_chats_take_in() -> None
             first_rows.related_columns(names, dict.fromkeys(names, chats["messages"]), names)
             == wanted
         )
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_table_without_rows_gets_its_empty_columns(count: int) -> None:
+    table = Dataset.from_dict({"a": ["x"] * count}, features=Features({"a": Value("string")}))
+    wider = with_empty_columns(table, count, {"b": Value("int64")})
+    assert wider.features == Features({"a": Value("string"), "b": Value("int64")})
+    assert wider["b"][:] == [None] * count

@@ -18,7 +18,7 @@ from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus
 from optrun.distributed.join import Launched
 from optrun.distributed.rank_signals import RankSignals
-from optrun.distributed.rendezvous import Rendezvous
+from optrun.distributed.rendezvous import Rendezvous, RendezvousError
 from optrun.distributed.verdict import LostRankError, RankEnd
 from optrun.launch.rank import Rank, _await_end_of_main, _report_end
 
@@ -211,3 +211,14 @@ def test_rank_0_leaves_after_the_others_have_heard_how_it_ended() -> None:
     part(1)
     first.join()
     assert sorted(order) == [0, 1]
+
+
+def test_rank_0_names_an_address_that_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(RendezvousError, match=r"its own port at nowhere\.invalid"):
+        Rendezvous.join(1.0, {})
