@@ -163,10 +163,11 @@ def transfer(
         metric: Metric that defines the best lr; None: the main metric of the runs.
 
     Returns:
-        For each contender the lr with its interval, the exponents, and runs to test it.
+        For each contender (runs that differ only in lr, size and seed) the lr with its interval,
+        the exponents, and runs to test it.
 
     Raises:
-        TypeError: A single directory is given, not a list.
+        TypeError: `sweeps` is a single directory, not a list; or `to` is empty or no mapping.
         ConfigError: The sweeps do not suffice; the message says which runs are missing.
     """
     if isinstance(sweeps, str | PathLike):

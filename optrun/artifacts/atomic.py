@@ -170,10 +170,13 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def commit_folder(temporary: Path, folder: Path) -> None:
-    """Rename a finished folder into place and flush the entry.
+    """Rename a finished folder into place, and flush its entry and that of its parent.
+
+    Its files must be flushed already: only the two folders are flushed here.
 
     Raises:
-        OSError: The disk refused the rename, or the destination exists.
+        OSError: The disk refused the rename, or the destination exists and is not an empty folder,
+            which POSIX replaces.
     """
     sync_folder(temporary)
     os.rename(temporary, folder)  # noqa: PTH104

@@ -107,14 +107,16 @@ class Generalisation:
 def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
     """Choose the verdict on how well a run generalises, by the values of its summary.
 
-    If more than half of the evaluation texts are training texts, the verdict is `seen`, unless the
-    model is no better.
+    See `_verdict` for the rules. One is added here: if more than half of the evaluation texts are
+    training texts, the verdict is `seen`, unless the model is no better.
 
     Args:
-        summary: Values of `summary.json`; a missing one is not used.
+        summary: Values of `summary.json`.
 
     Returns:
-        None without an evaluation, an evaluation loss, or a floor to compare it with.
+        None if the summary lacks the main metric, the loss of the same evaluation (eval/loss for
+        eval/accuracy), the step, or both floors: the loss before training, and the accuracy of
+        always answering the majority class.
     """
     metric = lookup(summary, "main_metric", "name")
     step = summary.get("global_step")
@@ -185,13 +187,10 @@ def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
     Both are 0 if the summary does not record them.
     """
     counts = lookup(summary, "data", "eval_seen", _set_of(loss))
-    if not (
-        isinstance(counts, list)
-        and len(counts) == 2
-        and all(isinstance(number, int) for number in counts)
-    ):
-        return 0, 0
-    return counts[0], counts[1]
+    match counts:
+        case [int(seen), int(texts)]:
+            return seen, texts
+    return 0, 0
 
 
 def _set_of(loss: str) -> str:

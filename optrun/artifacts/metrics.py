@@ -347,15 +347,15 @@ def _printable_texts(value: object) -> Any:
 
 
 def _parse(line: bytes) -> PlainDict | None:
-    """Parse one record; None if the line is not valid."""
+    """Parse one record; None unless the line is a JSON object with an integer `step`.
+
+    Texts are made printable, and NaN and infinities are floats again.
+    """
     try:
         record = parse_json(line, "a line of the metrics")
     except ValueError:
         return None
-    if not isinstance(record, dict):
-        return None
-    step = record.get("step")
-    if isinstance(step, bool) or not isinstance(step, int):
+    if not isinstance(record, dict) or type(record.get("step")) is not int:  # True is no step
         return None
     parsed: PlainDict = from_json(_printable_texts(record))
     return parsed

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun explain [KEY=VALUE ...]`, with a recipe (-cn, -cd) and --json."""
     verb_parser = VerbParser(
         "explain",
         [],

@@ -8,7 +8,10 @@ from optrun.cli.parser import VerbArguments, VerbParser
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun export RUN_DIR|CHECKPOINT DEST`.
+
+    Its keys are merge, push_to_hub and private.
+    """
     return VerbParser(
         "export",
         ["RUN_DIR|CHECKPOINT", "DEST"],

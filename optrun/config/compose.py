@@ -15,6 +15,9 @@ from optrun.config.safety import refuse_stored_trust
 def compose_request(hydra: Hydra, command_line: CommandLine) -> Request:
     """Compose, check and resolve the configuration of one run.
 
+    Returns:
+        The command line with its configuration: typed, as plain values, and the checked overrides.
+
     Raises:
         ConfigError: A key, choice or value is unknown or does not fit.
     """

@@ -217,7 +217,12 @@ def _hint_beside(
 
 
 def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
-    """Build the error for an unknown key below `hydra.`.
+    """Build the error for an unknown key below `hydra.`, with the first hint that applies.
+
+    1. An option of Optuna's sweeper, while another sweeper is chosen.
+    2. An option that other sweepers have, such as `storage`: what does it here.
+    3. A key of another program: the key of optrun for it.
+    4. The nearest names beside it in Hydra's configuration.
 
     Args:
         keys: Every dotted key of the composition, Hydra's included.
@@ -228,9 +233,9 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
         return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
     if head == "hydra.sweeper" and leaf in SWEEPER_INSTEAD:
         return ConfigError(f"{key}: no such key. {SWEEPER_INSTEAD[leaf]}")
-    translation = translate_key(key)
-    if translation is not None:
-        return ConfigError(f"{key}: no such key. {explain_translation(translation)}")
+    our_key = translate_key(key)
+    if our_key is not None:
+        return ConfigError(f"{key}: no such key. {explain_translation(our_key)}")
     public_names = [name for name in _children(keys, head) if not name.startswith("_")]
     return ConfigError(f"{key}: Hydra has no such key. {did_you_mean(leaf, public_names)}".strip())
 

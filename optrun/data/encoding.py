@@ -17,9 +17,10 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _WESTERN = "cp1252"
-_SAMPLE = 1 << 16
-"""Bytes of the beginning and of lines beyond ASCII by which cp1252 is judged."""
 _HEAD = 1 << 12
+"""Bytes of the beginning by which cp1252 is judged; behind them only lines beyond ASCII count."""
+_SAMPLE = 1 << 16
+"""Bytes of the beginning and of these lines, at most."""
 _CHAOS = 0.35
 """What charset-normalizer may find odd of a text; quotes around one word are a third."""
 _DOUBTFUL = re.compile("[ÐÝÞðýþ]|[^\\W\\d_][¡¢£¤¥¹³¼¾¿][^\\W\\d_]")
@@ -125,21 +126,23 @@ def _line_as_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
     cp1252 as in cp1254, so a text with letters that differ there is refused.
 
     Args:
-        chunks: The bytes of the text; its beginning and lines beyond ASCII are looked at.
-        fault: Has the line.
+        chunks: The bytes of the text. 64 KiB are judged: its first 4 KiB, and then the lines with
+            bytes beyond ASCII.
+        fault: Has the number and the bytes of the line.
 
     Returns:
         A sentence such as `line 3 is 'naïve'`.
 
     Raises:
-        UnreadableFileError: It is another encoding, or damaged.
+        UnreadableFileError: The text is in another encoding or damaged, or has bytes of 0.
     """
     from charset_normalizer import from_bytes
 
     text = b"".join(chunks)
     lines = text[_HEAD:].splitlines(keepends=True)
     beyond_ascii = b"".join(line for line in lines if not line.isascii())
-    sample = (text[:_HEAD] + beyond_ascii)[:_SAMPLE]
+    sample = text[:_HEAD] + beyond_ascii
+    sample = sample[:_SAMPLE]
     if b"\x00" in sample:
         raise zero_bytes_error(fault.line)
     line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]

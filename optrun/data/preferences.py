@@ -86,10 +86,17 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
 def preferences(
     split: Split, columns: PairColumns, roles: frozenset[str] = ROLES
 ) -> Iterator[Pair]:
-    """Yield each row as two conversations, or as two prompts with completions.
+    """Read each row of a split as a pair: the chosen and the rejected answer, with one prompt.
+
+    Both answers are chats if the cells are lists of turns, else texts.
+
+    Args:
+        split: The rows.
+        columns: Their columns, from `pair_columns`.
+        roles: Roles that turns may have.
 
     Raises:
-        ConfigError: With the first row that is none.
+        ConfigError: A row is no pair; the message names the first such row.
     """
     return read_rows(split, columns.names, lambda cells, row: pair_of(cells, columns, roles, row))
 

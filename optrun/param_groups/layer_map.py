@@ -322,7 +322,12 @@ class Layers:
         return [stack for stack in self.stacks if is_inside(path, stack.scope)][:1]
 
     def _nearest_stacks(self, path: str) -> list[Stack]:
-        """Return the stack around a module by scope, else all in its closest ancestor."""
+        """Return the stack around a module, else all stacks in its closest ancestor with one.
+
+        A stack is a list of repeated blocks; its scope is the largest module with no other stack.
+        In a model with `encoder.layer` and `decoder.layer`, `encoder.norm` is in the scope of the
+        first, so that one is returned; for `lm_head` beside them it is both.
+        """
         stack_in_scope = self._stack_in_scope(path)
         if stack_in_scope:
             return stack_in_scope

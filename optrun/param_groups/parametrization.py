@@ -22,7 +22,10 @@ from optrun.param_groups.tied_head import NoCarrierError, carrier_of_logits
 _LOGITS = {"logits_scaling": 1, "logit_scale": -1, "lm_head_multiplier": -1}
 """Keys of architectures that scale logits -> their power of the width."""
 _ATTENTION = {"attention_multiplier": -1, "query_pre_attn_scalar": 2}
-"""Keys that scale attention scores -> their power of head_dim such that scores go by 1/head_dim."""
+"""Keys that scale attention scores -> their power of head_dim such that scores go by 1/head_dim.
+
+`attention_multiplier` is the scale itself; that of `query_pre_attn_scalar` is 1/sqrt(its value).
+"""
 _INSTEAD = "Take parametrization=standard"
 
 
@@ -135,14 +138,18 @@ def _scale_tied_logits(
 
 
 def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
-    """Choose the configuration key and value to scale attention scores by 1/head_dim.
+    """Choose the configuration key and value that scale attention scores by 1/head_dim.
 
-    The usual scale is 1/sqrt(head_dim). In muP queries and keys become correlated in training, and
-    their product grows with head_dim (Yang et al. 2022). Empty if heads are as wide as in the base,
-    or if the model has none.
+    The caller sets it; the model is not changed. The usual scale is 1/sqrt(head_dim). In muP
+    queries and keys become correlated in training, and their product grows with head_dim (Yang et
+    al. 2022).
+
+    Returns:
+        One key of `_ATTENTION` -> its value in the base times (head_dim / head_dim of the base) to
+        the power there. Empty if heads are as wide as in the base, or if the model has none.
 
     Raises:
-        ConfigError: Heads are wider, and the architecture has no such key.
+        ConfigError: Heads are wider or narrower, and the architecture has no such key.
     """
     width = _head_width(model.config)
     base_width = _head_width(base.config)

@@ -187,14 +187,18 @@ def _name_task(run: Run) -> str:
 def _explain_different_rows(runs: Sequence[Run]) -> str:
     """Explain why runs of one seed were evaluated on different rows; empty if they were not.
 
-    Runs without a recorded fingerprint of their examples are ignored. If runs with equal settings
-    have different fingerprints, the files changed between them. If settings and fingerprints both
-    differ, the runs chose different rows. Equal fingerprints mean equal rows, whatever the
-    settings.
+    A fingerprint is that of the encoded evaluation examples; runs without one are ignored.
+
+    1. Equal fingerprints mean equal rows, whatever the settings.
+    2. If runs with equal settings of data, model and task have different fingerprints, the files
+       changed between them.
+    3. If the settings that choose the evaluation rows (`_evaluation_settings`) differ, too, the
+       runs chose different rows.
+    4. Else the same rows were encoded in different ways, such as by another tokenizer: empty.
     """
     evaluation_settings: set[tuple[object, ...]] = set()
     fingerprints: set[str] = set()
-    fingerprint_of_settings: dict[tuple[tuple[str, str], ...], str] = {}
+    fingerprint_of_example_settings: dict[tuple[tuple[str, str], ...], str] = {}
     for run in runs:
         # A fingerprint is that of the training examples, a dash, that of the evaluation examples.
         fingerprint = str(run.from_summary("data", "fingerprint")).partition("-")[2]
@@ -203,8 +207,9 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
         evaluation_settings.add(_evaluation_settings(run))
         fingerprints.add(fingerprint)
         keys = sorted(key for key in run.config if key.startswith(_GROUPS_OF_EXAMPLES))
-        settings = tuple((key, str(run.config[key])) for key in keys)
-        if fingerprint_of_settings.setdefault(settings, fingerprint) != fingerprint:
+        example_settings = tuple((key, str(run.config[key])) for key in keys)
+        first = fingerprint_of_example_settings.setdefault(example_settings, fingerprint)
+        if first != fingerprint:
             return "the content of the evaluation data changed between the runs"
     if len(evaluation_settings) > 1 and len(fingerprints) > 1:
         names = sorted({name_data(run) for run in runs})

@@ -397,7 +397,8 @@ def count_seeds(configuration: Configuration) -> str:
 def format_difference(comparison: ReferenceComparison | None, digits: int = 4) -> str:
     """Format the difference to the reference with its interval, with true minus signs.
 
-    `NONE` for the reference itself, and for a contender without a difference.
+    The difference alone if its interval is NaN, as it is with a single pair of seeds. `NONE` for
+    the reference itself, and for a contender without a difference.
     """
     if comparison is None or comparison.name == comparison.reference:
         return NONE

@@ -109,6 +109,28 @@ def refuse_other_adapter(
         )
 
 
+def _recorded_adapter(checkpoint: Path, saved: CheckpointMetadata, config: RunConfig) -> LoraConfig:
+    """Return the adapter's configuration with the modules that it was built on.
+
+    `exclude_modules` and `layers_to_transform` are None: the recorded modules are what they left.
+
+    Raises:
+        CheckpointError: The checkpoint records no adapter.
+    """
+    facts = saved.adapter
+    if not isinstance(config.adapter, LoraConfig) or facts is None:
+        raise CheckpointError(
+            f"{checkpoint}: its weights are an adapter's, but its configuration names no adapter."
+        )
+    return replace(
+        config.adapter,
+        target_modules=list(facts["target_modules"]),
+        modules_to_save=list(facts["modules_to_save"]),
+        exclude_modules=None,
+        layers_to_transform=None,
+    )
+
+
 def rebuild_adapter_model(
     run: RunDir,
     checkpoint: Path,
@@ -120,8 +142,9 @@ def rebuild_adapter_model(
 ) -> PreTrainedModel:
     """Build the model of an adapter's checkpoint: the base of the run, and the adapter on it.
 
-    The base is built from the recorded configuration and checked by its digest; the adapter's
-    weights come from the checkpoint.
+    The base is built from the recorded configuration, under its seed, since a base or a head from
+    scratch is drawn at random, and checked by its digest. The adapter's weights come from the
+    checkpoint.
 
     Args:
         run: The run of the checkpoint.
@@ -140,20 +163,9 @@ def rebuild_adapter_model(
     rebase_paths(tree, original_cwd(run.hydra))
     refuse_stored_trust(tree, [])
     config = typed(tree)
-    facts = saved.adapter
-    if not isinstance(config.adapter, LoraConfig) or facts is None:
-        raise CheckpointError(
-            f"{checkpoint}: its weights are an adapter's, but its configuration names no adapter."
-        )
+    adapter = _recorded_adapter(checkpoint, saved, config)
     require_quantization(config.model)
     quantized = is_quantized(config.model)
-    adapter = replace(
-        config.adapter,
-        target_modules=list(facts["target_modules"]),
-        modules_to_save=list(facts["modules_to_save"]),
-        exclude_modules=None,
-        layers_to_transform=None,
-    )
 
     def build_with_adapter(*, dequantize: bool) -> PreTrainedModel:
         torch.manual_seed(config.seed)

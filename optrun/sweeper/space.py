@@ -64,10 +64,14 @@ def _takes_integers(
     To find out, the low end is assigned without a decimal point. The first rule that applies:
 
     1. If the configuration makes it a float, or the step of the range is no integer: no.
+       `lr=interval(1,2)`.
     2. The type of the key's value without the override decides, if that is a number.
-    3. A key that the override adds (`+key`) has no such type: yes if both ends are written as
-       integers.
-    4. Else yes: a schema has kept it an integer.
+       `seed=interval(1.0,8.0)`: yes.
+    3. A key that the override adds has no such type: yes if both ends are written as integers.
+       `+model.config.n_inner=interval(8,32)`: yes. A key of an open mapping without a number is
+       added, too: its override was changed to `++key` before.
+    4. Else yes: a schema has kept it an integer, and its value was null.
+       `training.eval_steps=interval(2.0,8.0)`.
 
     Args:
         override: The sweep.

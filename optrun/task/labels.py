@@ -207,6 +207,7 @@ def _refuse_missing(split: Split, name: str, labels: ColumnLabels) -> None:
     missing = [label for label in labels.names if label.strip().lower() in _MISSING]
     others = [label for label in labels.names if label not in missing]
     if missing and others and all(_parse_number(label) is not None for label in others):
+        # The names are in the order of their first rows.
         row = labels.first_row_of(labels.names.index(missing[0]))
         raise ConfigError(
             f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers:"

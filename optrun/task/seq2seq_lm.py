@@ -69,6 +69,16 @@ class Seq2SeqLm(Task):
     ) -> ExampleSource:
         """Read one example for each row: `input_ids` of the text, `labels` of the target.
 
+        Texts are truncated to `data.max_length` tokens, targets to their own maximum. The two
+        columns are encoded and cached apart, by tokenizer, maximum and content.
+
+        Args:
+            source: Names the columns.
+            split: The rows.
+            tokenizer: Of the model.
+            limit: Rows to take; None: all.
+            seed: Decides which rows; None: the same ones for every run.
+
         Raises:
             ConfigError: A text or a target without a token.
         """

@@ -90,7 +90,7 @@ def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
 
 
 def expect_pattern(key: str, pattern: object) -> None:
-    """Refuse invalid regular expressions."""
+    """Refuse a pattern that is no text, is empty, or is no valid regular expression."""
     expect(isinstance(pattern, str) and bool(pattern), key, pattern, "a regular expression")
     try:
         re.compile(str(pattern))

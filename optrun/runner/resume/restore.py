@@ -215,7 +215,13 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
 
 
 def _has_other_metric(saved: Schedule, state: Schedule) -> bool:
-    """Tell whether a plateau schedule watched another metric or direction in the checkpoint."""
+    """Tell whether a plateau schedule watched another metric or direction in the checkpoint.
+
+    Args:
+        saved: State in the checkpoint. Without `mode`, as checkpoints of older versions, it counts
+            as another: it may have watched the other direction.
+        state: State of the present schedule, which has the same name: a plateau as well, or none.
+    """
     plateau = saved["plateau"]
     if plateau is None:
         return False

@@ -85,9 +85,8 @@ class Table:
                 " captured: optrun's optimizers are not capturable. Step outside of the graph."
             )
         if not self._chunk_count:  # all tensors are empty, and a launch needs a program
-            ones = torch.ones(self._count, dtype=self._dtype, device=device)
             if self._formula == "lamb":
-                return ones
+                return torch.ones(self._count, dtype=self._dtype, device=device)
             return None
         # The message has integers of 64 bits, then the bits of floats: `_launch` divides it again.
         # The first float, 0.0, is the place of `found_inf`.
@@ -112,9 +111,13 @@ class Table:
     ) -> Tensor | None:
         """Launch the kernels of the formula: one, or three if it needs norms (`TWO_PASSES`).
 
+        The three are: a first pass over the chunks, which writes their sums of squares; the ratio
+        of each tensor from the sums of its chunks; a second pass, which updates the chunks.
+
         Args:
-            sent: On the device: n addresses of gradients, n indices of rows, then in float64
-                `found_inf` and the rows of scalars.
+            sent: int64 on the device, for n tensors: their n addresses of gradients; n indices,
+                each of the row of scalars (lr, betas and so on) of a tensor; then the bits of
+                float64 values: `found_inf`, and the rows of scalars one after another.
             constants: Constants that all kernels are compiled for.
             aligned: Whether all addresses are multiples of `ALIGNMENT`.
 
@@ -123,7 +126,6 @@ class Table:
         """
         kernels = self._kernels
         count = self._count
-        device = self._device
         grads = sent[:count]
         row_of = sent[count : 2 * count]
         scalar_table = sent[2 * count :].view(torch.float64)
@@ -134,10 +136,10 @@ class Table:
                 *tables, self._chunks, ALIGNED=aligned, **constants
             )
             return None
-        # Norms by chunk, ratio by tensor, then the update.
+        # Two sums for each chunk: of its squared weights, and of its squared directions.
         first, second = kernels.TWO_PASSES[self._formula]
-        sums = torch.empty(2 * self._chunk_count, dtype=torch.float64, device=device)
-        ratios = torch.empty(count, dtype=self._dtype, device=device)
+        sums = torch.empty(2 * self._chunk_count, dtype=torch.float64, device=self._device)
+        ratios = torch.empty(count, dtype=self._dtype, device=self._device)
         getattr(kernels, first)[grid](*tables, self._chunks, sums, ALIGNED=aligned, **constants)
         kernels.set_ratios[(count,)](
             self._tensor_table, row_of, scalar_table, sums, ratios, **constants
