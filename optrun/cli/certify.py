@@ -7,7 +7,7 @@ from optrun.cli.parser import VerbArguments, VerbParser
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun certify resume|optimizer|transfer`, with a recipe."""
     verb_parser = VerbParser(
         "certify",
         ["resume|optimizer|transfer"],

@@ -11,7 +11,7 @@ from optrun.config.tokens import key_of
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun confirm DIR`, a sweep or search."""
     return VerbParser(
         "confirm",
         ["DIR"],

@@ -34,7 +34,7 @@ _KEYS = (
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun evaluate RUN_DIR|CHECKPOINT`, with --json."""
     verb_parser = VerbParser(
         "evaluate",
         ["RUN_DIR|CHECKPOINT"],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun predict RUN_DIR|CHECKPOINT`; `out` is the file to write."""
     return VerbParser(
         "predict",
         ["RUN_DIR|CHECKPOINT"],

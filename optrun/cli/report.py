@@ -13,7 +13,7 @@ _INSTEAD = {
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun report DIR ...`; its keys choose folder, baseline and metric."""
     return VerbParser(
         "report",
         ["DIR", "..."],

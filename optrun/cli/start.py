@@ -15,7 +15,7 @@ the searched values are proposed."""
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun start FILE|FOLDER|NAME`; `run=true` starts the run."""
     parser_of_verb = VerbParser(
         "start",
         ["FILE|FOLDER|NAME"],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun transfer DIR ...`; `to` is the target size."""
     return VerbParser(
         "transfer",
         ["DIR", "..."],

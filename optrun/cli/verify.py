@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> VerbParser:
-    """Build the parser of the verb."""
+    """Build the parser of `optrun verify RUN_DIR|CHECKPOINT ...`."""
     return VerbParser(
         "verify",
         ["RUN_DIR|CHECKPOINT", "..."],

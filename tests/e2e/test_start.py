@@ -9,6 +9,8 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -366,3 +368,15 @@ def test_a_text_is_held_back_as_training_does(
     assert all(
         line.removeprefix("example").strip() for line in said.splitlines() if "example " in line[:8]
     )
+
+
+def test_the_learning_rates_of_the_comparison_contain_the_exact_default() -> None:
+    class Draft:
+        overrides = ("data=tiny", "lr=1.0")
+
+        def compose(self, overrides: list[str]) -> SimpleNamespace:
+            assert "lr=1.0" not in overrides
+            return SimpleNamespace(lr=2.5e-4)
+
+    draft: Any = Draft()
+    assert proposal._grids(draft) == dict.fromkeys(("adamw", "lamb"), "7.5e-5,2.5e-4,7.5e-4")
