@@ -48,8 +48,8 @@ def _single_tensor_soap(batch: Batch) -> None:
             decay_param_(param, scalars["keep"])
         # 2. Update the preconditioner of each dimension, and now and then its eigenbasis.
         for dim, preconditioner in scalars["preconditioners"].items():
-            # All tensors of a batch are local already. Preconditioners and bases are whole on every
-            # rank, but may have been loaded as replicated DTensors; `project` unwraps bases, too.
+            # The tensors of a batch are local already. Preconditioners and bases come from the
+            # state, which is plain if SOAP made it; `local` allows for DTensors, as in `project`.
             matrix = local(preconditioner)
             rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
             matrix.lerp_(rows @ rows.T, 1 - scalars["shampoo_beta"])

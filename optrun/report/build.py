@@ -215,8 +215,10 @@ def _record_look(dirs: Sequence[Path], comparison: Comparison) -> int:
     """Record this test in the folder of each sweep, and count the tests so far, this one included.
 
     A look is a test made while seeds are still being added, see `record_look`. In a sweep it is
-    identified by what is compared (`comparison.unit`) and the largest number of seeds: a report of
-    both again is no further look. Returns 1 without a record if the report tests nothing.
+    identified by `comparison.unit`, which is the metric, or `score` over several workloads, and by
+    the largest number of seeds: a report with the same two is no further look.
+
+    Returns 1 without a record if the report tests nothing.
     """
     if comparison.ttest is None or not comparison.ttest.is_tested:
         return 1
