@@ -99,10 +99,7 @@ def _write_sharded(temporary: Path, sections: Sections, saving: ProcessGroup) ->
 
 def _described(sections: Sections) -> list[dict[str, TensorEntry]]:
     """Describe the tensors of each section: name -> dtype and shape."""
-    descriptions = []
-    for section in sections:
-        descriptions.append({name: describe(tensor) for name, tensor in section.items()})
-    return descriptions
+    return [{name: describe(tensor) for name, tensor in section.items()} for section in sections]
 
 
 def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGroup | None) -> None:

@@ -309,11 +309,11 @@ def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
         if shards.is_symlink():
             messages.append(f"{shards}: a link: what lies outside of a checkpoint is not read.")
         elif shards.is_dir():
-            for path in sorted(shards.glob("*.safetensors")):
-                if f"{name}/{path.name}" not in files:
-                    messages.append(
-                        f"{path}: a shard of another save: the manifest does not name it."
-                    )
+            messages += [
+                f"{path}: a shard of another save: the manifest does not name it."
+                for path in sorted(shards.glob("*.safetensors"))
+                if f"{name}/{path.name}" not in files
+            ]
     return messages
 
 

@@ -86,11 +86,9 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
     for counters in (train, train["without_end"]):
         if "last" not in counters:
             continue
-        last_metrics = {}
-        for name, value in counters["last"].items():
-            if not name.startswith("perf/"):
-                last_metrics[name] = value
-        counters["last"] = last_metrics
+        counters["last"] = {
+            name: value for name, value in counters["last"].items() if not name.startswith("perf/")
+        }
     return train
 
 

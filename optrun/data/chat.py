@@ -574,8 +574,7 @@ def _read_history(value: object) -> list[Message]:
                 f"has {cell_repr(value)} as history, where lists of a question and its answer are"
                 " expected."
             )
-        turns.append({"role": "user", "content": pair[0]})
-        turns.append({"role": ASSISTANT, "content": pair[1]})
+        turns += [{"role": "user", "content": pair[0]}, {"role": ASSISTANT, "content": pair[1]}]
     return turns
 
 

@@ -500,8 +500,9 @@ class StreamedBlocks:
             joined = {}
             for name in self.empty:
                 ids_of_rows = [np.zeros(0, dtype=np.int32)]
-                for ids in encoded_rows.get(name, ()):
-                    ids_of_rows.append(np.asarray(ids, dtype=np.int32))
+                ids_of_rows.extend(
+                    np.asarray(ids, dtype=np.int32) for ids in encoded_rows.get(name, ())
+                )
                 joined[name] = np.concatenate(ids_of_rows)
             return joined
 

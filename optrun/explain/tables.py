@@ -188,15 +188,15 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
     )
     if varies("optimizer"):
         columns.append(_Column("optimizer", lambda row: Text(row.first.optimizer)))
-    columns.append(
+    columns += [
         # A range if the tensors of a group have several; red if it is 0.
         _Column(
             "peak lr",
             lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
             right=True,
-        )
-    )
-    columns.append(_Column("decay", _decay_cell, right=True))
+        ),
+        _Column("decay", _decay_cell, right=True),
+    ]
     if any(tensor.adapted is not None for tensor in facts.tensors):
         columns.append(_Column("adapts", _adapts_cell, right=True))
     if width >= NARROW:

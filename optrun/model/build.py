@@ -176,9 +176,11 @@ def _load(
 def _newly_drawn_names(report: Report) -> list[str]:
     """List the parameters missing in the weights, or stored there in another shape."""
     names = list(map(str, report.get("missing_keys", ())))
-    for entry in report.get("mismatched_keys", ()):
-        # A name, or a tuple of the name and two shapes.
-        names.append(str(entry[0] if isinstance(entry, tuple) else entry))
+    # A name, or a tuple of the name and two shapes.
+    names.extend(
+        str(entry[0] if isinstance(entry, tuple) else entry)
+        for entry in report.get("mismatched_keys", ())
+    )
     return names
 
 

@@ -284,10 +284,11 @@ def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Pa
     # 2. Put special tokens around each text.
     templates = _TEMPLATES.get(kind)
     if templates:
-        used = []
-        for token in special:
-            if token in templates["single"].split():
-                used.append((token, tokenizer.token_to_id(token)))
+        used = [
+            (token, tokenizer.token_to_id(token))
+            for token in special
+            if token in templates["single"].split()
+        ]
         tokenizer.post_processor = processors.TemplateProcessing(**templates, special_tokens=used)
     # 3. Save it for transformers.
     inputs = ["input_ids", "attention_mask"]

@@ -190,9 +190,7 @@ def _with_centred_grads(batch: Batch) -> Batch:
                 unscale_and_decay(param, grad, l2=scalars["l2"], loss_scale=scalars["loss_scale"])
             )
         grads.append(grad)
-    rows = []
-    for row in batch.rows:
-        rows.append({**row, "l2": 0.0, "loss_scale": 1.0} if row["centre"] else row)
+    rows = [{**row, "l2": 0.0, "loss_scale": 1.0} if row["centre"] else row for row in batch.rows]
     return replace(batch, grads=grads, rows=rows, grad_addresses=[], tables={})
 
 

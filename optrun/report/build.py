@@ -27,6 +27,7 @@ from optrun.report.confirmation_plan import ConfirmationRequest, find_plans, rea
 from optrun.report.confirmation_result import (
     ConfirmationResult,
     choose_next_command,
+    continue_sweep,
     count_ended_confirmations,
     judge_together,
     question_of_plans,
@@ -39,7 +40,7 @@ from optrun.report.statistics import TtestResult
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
-from optrun.report.theme import INK, SOFTWARE, to_png
+from optrun.report.theme import SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, write_verdict
 from optrun.report.warnings import KINDS_OF_THE_CHOICE, RunWarning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
@@ -125,8 +126,11 @@ def report(
     question = typed if plan is None else question_of_plans([plan], runs, **typed)
     question["tuned"] = tuned_keys(run.path.parent for run in runs)
     comparison = compare_runs(runs, **question)
+    left = 0 if plan or planned else sum(run.is_waiting for run in runs)
     looks = (
-        _record_look(dirs, comparison) if plan is None else count_ended_confirmations(dirs[0], plan)
+        _record_look(dirs, comparison, left)
+        if plan is None
+        else count_ended_confirmations(dirs[0], plan)
     )
     if looks > 1:
         comparison = compare_runs(runs, **(question | {"looks": looks}))
@@ -140,10 +144,18 @@ def report(
         confirmed=confirmation.seeds,
         looks=confirmation.looks,
         note=confirmation.note,
-        waits=plan is not None and bool(confirmation.waiting),
+        waits=len(confirmation.waiting) if plan else left,
     )
-    request = ConfirmationRequest(baseline=baseline, metric=metric, by=by)
-    following = choose_next_command(comparison, confirmed, dirs, request)
+    following = (
+        continue_sweep(dirs, runs, left)
+        if left
+        else choose_next_command(
+            comparison,
+            confirmed,
+            dirs,
+            ConfirmationRequest(baseline=baseline, metric=metric, by=by),
+        )
+    )
     if following:
         verdict = replace(verdict, next=following.line, cost=following.cost)
     typed_options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
@@ -211,21 +223,18 @@ def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
     return sha256("\n".join(paths).encode()).hexdigest()[:16]
 
 
-def _record_look(dirs: Sequence[Path], comparison: Comparison) -> int:
+def _record_look(dirs: Sequence[Path], comparison: Comparison, left: int) -> int:
     """Record this test in the folder of each sweep, and count the tests so far, this one included.
 
     A look is a test made while seeds are still being added, see `record_look`. In a sweep it is
     identified by `comparison.unit`, which is the metric, or `score` over several workloads, and by
     the largest number of seeds: a report with the same two is no further look.
 
-    Returns 1 without a record if the report tests nothing.
+    Returns 1 without a record if the report tests nothing, as while runs of a sweep are left.
     """
-    if comparison.ttest is None or not comparison.ttest.is_tested:
+    if left or comparison.ttest is None or not comparison.ttest.is_tested:
         return 1
-    most_seeds = 0
-    for workload in comparison.workloads:
-        for contender in workload.ranked:
-            most_seeds = max(most_seeds, len(contender.configuration.scores))
+    most_seeds = max(len(contender.configuration.scores) for contender in comparison.ranked)
     sweeps = [directory for directory in dirs if not RunDir(directory).is_run()]
     return record_look(sweeps, comparison.unit, most_seeds)
 
@@ -247,9 +256,8 @@ def _collect_warnings(comparison: Comparison, *, with_choice: bool) -> list[RunW
     warnings = []
     for warning, names in workload_names.items():
         if len(names) < len(comparison.workloads):
-            warnings.append(replace(warning, text=f"{', '.join(names)}: {warning.text}"))
-        else:
-            warnings.append(warning)
+            warning = replace(warning, text=f"{', '.join(names)}: {warning.text}")
+        warnings.append(warning)
     return warnings
 
 
@@ -350,13 +358,11 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
     folds = []
     for workload in comparison.workloads:
         within = f" of {workload.name}" if workload.name else ""
-        folds.append(Section(f"Every configuration{within}", tables.configurations_table(workload)))
-        folds.append(
-            Section(
-                f"Every run{within}",
-                tables.runs_table(workload.runs, workload.keys, workload.metric, workload.mode),
-            )
-        )
+        by_run = tables.runs_table(workload.runs, workload.keys, workload.metric, workload.mode)
+        folds += [
+            Section(f"Every configuration{within}", tables.configurations_table(workload)),
+            Section(f"Every run{within}", by_run),
+        ]
     decisive = comparison if confirmed is None else confirmed.comparison
     tested = fill_text("tested.txt", comparison=decisive, kind=report.verdict.kind)
     return {
@@ -436,15 +442,7 @@ def render(
 def _draw(picture: Picture) -> bytes:
     """Draw a picture with its title above it, as a PNG file."""
     figure = picture.draw()
-    figure.suptitle(
-        picture.title,
-        x=0.012,
-        ha="left",
-        fontsize=12,
-        color=INK,
-        fontweight="bold",
-        wrap=True,
-    )
+    figure.write_title(picture.title).set_wrap(True)
     return to_png(figure, dpi=160 if figure.get_figwidth() > 8 else 240)
 
 

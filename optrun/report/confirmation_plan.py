@@ -304,7 +304,7 @@ def _may_replace_plan(request: ConfirmationRequest, plan: ConfirmationPlan, fold
     """
     if _has_same_size(request, plan):
         return False
-    return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
+    return not any(run.ended for run in load_runs([folder]))
 
 
 def write_cost(count: int, similar_runs: Iterable[Run]) -> str:

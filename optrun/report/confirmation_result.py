@@ -11,7 +11,7 @@ from typing import Unpack
 
 from optrun.base import shell
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import plural, rate
+from optrun.base.formatting import plain, plural, rate
 from optrun.config.literal import quoted
 from optrun.report.confirmation_plan import (
     FOLDER,
@@ -25,7 +25,7 @@ from optrun.report.confirmation_plan import (
 from optrun.report.findings import Findings, Question, forks_of, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
 from optrun.report.statistics import TtestResult, Verdict
-from optrun.report.sweep_folder import is_search
+from optrun.report.sweep_folder import is_search, read_list
 from optrun.report.verdict import (
     find_contenders_at_edge,
     is_selected_by_metric,
@@ -63,20 +63,14 @@ class ConfirmationResult:
         """Build the result of a report on a single confirmation."""
         findings = comparison.findings
         note = explain_waiting(plan, comparison.runs)
+        plans = {folder: plan}
         if note:
-            waiting = {folder: plan}
-            return cls(
-                {folder: plan},
-                comparison,
-                note=note,
-                looks=looks,
-                waiting=waiting,
-            )
+            return cls(plans, comparison, note=note, looks=looks, waiting=plans)
         question = (findings.metric, findings.baseline, set(findings.compared_keys))
         if question == (plan.metric, plan.reference, set(plan.by)):
-            return cls({folder: plan}, comparison, write_seeds(plan.seeds), looks=looks)
+            return cls(plans, comparison, write_seeds(plan.seeds), looks=looks)
         note = f"Not as planned, which was {plan.metric} against {plan.reference or 'the best'}."
-        return cls({folder: plan}, comparison, note=note, looks=looks)
+        return cls(plans, comparison, note=note, looks=looks)
 
 
 def judge_together(
@@ -98,10 +92,11 @@ def judge_together(
         typed: The options of the report; of these only `matters` applies to confirmations.
     """
     sweeps = {directory.resolve() for directory in directories}
-    plans = {}
-    for folder in sorted(planned, key=lambda folder: min(planned[folder].seeds)):
-        if folder.resolve().parent in sweeps:
-            plans[folder] = planned[folder]
+    plans = {
+        folder: planned[folder]
+        for folder in sorted(planned, key=lambda folder: min(planned[folder].seeds))
+        if folder.resolve().parent in sweeps
+    }
     if not plans:
         return None
     # 1. Set the unfinished confirmations apart.
@@ -200,7 +195,7 @@ def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
     ended, an interrupted one has not.
     """
     seeds = write_seeds(plan.seeds)
-    ended = [run for run in runs if run.finished or run.status == "failed"]
+    ended = [run for run in runs if run.ended]
     missing = len(plan.points()) - len(ended)
     if missing > 0:
         return f"Fresh seeds {seeds} are judged when all have ended: {plural(missing, 'run')} left."
@@ -227,9 +222,7 @@ def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
     if plan.sweep is None:
         return None
     sweep = Path(os.path.normpath(folder / plan.sweep))
-    if sweep.is_dir():
-        return sweep
-    return None
+    return sweep if sweep.is_dir() else None
 
 
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
@@ -276,6 +269,21 @@ def choose_next_command(
     if could_more_seeds_decide(ttest) or any(map(is_selected_by_metric, findings.ranked)):
         return _confirm(sweep, sweep / FOLDER, request, findings.runs)
     return None
+
+
+def continue_sweep(sweeps: Sequence[Path], runs: Sequence[Run], left: int) -> NextCommand | None:
+    """Compose the last command of a sweep again; None if it is unknown, and for several sweeps.
+
+    Args:
+        sweeps: The reported directories.
+        runs: Their runs.
+        left: How many of them have not ended.
+    """
+    words = read_list(sweeps[0], "command", plain)
+    if len(sweeps) > 1 or not words:
+        return None
+    line = shell.join(["optrun", *words, f"hydra.sweep.dir={quoted(str(sweeps[0]))}"])
+    return NextCommand(line, write_cost(left, runs))
 
 
 def could_more_seeds_decide(ttest: TtestResult) -> bool:

@@ -18,7 +18,6 @@ from optrun.config.schema.metric import metric_mode
 from optrun.report.runs import Array, Run, load_run
 from optrun.report.theme import (
     ALARM,
-    INK,
     MUTED,
     SERIES,
     Chart,
@@ -90,14 +89,7 @@ def curves_figure(run: Run, title: str = "") -> Chart:
     rows = len(height_ratios)
     figure = Chart(10.0, 2.0 + 2.2 * rows)
     if title:
-        figure.suptitle(
-            title,
-            x=0.012,
-            ha="left",
-            fontsize=12,
-            color=INK,
-            fontweight="bold",
-        )
+        figure.write_title(title)
     columns = max(1, len(panels) - 1)
     grid = figure.add_gridspec(rows, columns, height_ratios=height_ratios)
     for index, (panel_title, metrics) in enumerate(panels.items()):

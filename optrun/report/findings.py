@@ -143,10 +143,11 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     if not by:
         candidates = pick_compared_keys(keys, question.get("tuned", ()))
         compared = drop_implied_keys(candidates, described)
-    tuned = []
-    for key in keys:
-        if key not in compared and (key == "lr" or not is_implied(key, compared, described)):
-            tuned.append(key)
+    tuned = [
+        key
+        for key in keys
+        if key not in compared and (key == "lr" or not is_implied(key, compared, described))
+    ]
     configurations = build_configurations(described, keys, metric, mode)
     contenders = build_contenders(configurations, compared, mode)
     scored = [run for run in described if run.score(metric) is not None]

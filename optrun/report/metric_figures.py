@@ -158,10 +158,11 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
         all_means += [point.mean for point in contender.lr_curve.points.values()]
     log_axis(ax, "x", lrs)
     ax.margins(x=0.05)
-    bests = []
-    for contender in contenders:
-        if contender.lr_curve.best is not None:
-            bests.append((contender.name, contender.lr_curve.best.mean))
+    bests = [
+        (contender.name, contender.lr_curve.best.mean)
+        for contender in contenders
+        if contender.lr_curve.best is not None
+    ]
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
@@ -205,6 +206,5 @@ def _lr_dots(ax: Axes, contender: Contender) -> list[Dot]:
         if lr in lr_curve.diverged and not low <= configuration.mean <= high:
             continue
         dots.append(Dot(lr, configuration.mean, configuration is lr_curve.best))
-    for lr in lr_curve.diverged:
-        dots.append(Dot(lr, math.nan))
+    dots.extend(Dot(lr, math.nan) for lr in lr_curve.diverged)
     return dots

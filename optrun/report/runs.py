@@ -62,6 +62,8 @@ class Run:
     """What was typed to get this configuration."""
     values: Mapping[str, object] = field(default_factory=dict)
     """The whole `config.yaml`; empty where there is none."""
+    is_waiting: bool = False
+    """Whether the last command of its sweep is still to begin or end it."""
     respelt: dict[str, Setting] = field(default_factory=dict)
     """Key -> path as another run spells it; see `unify_paths`."""
 
@@ -126,6 +128,11 @@ class Run:
     def finished(self) -> bool:
         """Tell whether the run recorded its own end."""
         return self.status == "finished"
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the run is done, with a result or without."""
+        return self.status in ("finished", "failed")
 
     def series(self, name: str) -> tuple[Array, Array]:
         """Return steps and values of one metric, by rising step; shapes (n,) and (n,)."""
@@ -453,7 +460,7 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         beside: Folders whose runs are left out, such as those of confirmations.
     """
     left_out = [path.resolve() for path in beside]
-    # Real path -> path as it was found, and planned overrides of a job that has not begun.
+    # Real path -> path as it was found, and planned overrides of a job that has not ended.
     jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
@@ -476,7 +483,9 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
     runs = []
     for real_path, (path, overrides) in jobs.items():
         label = real_path.relative_to(common).as_posix()
-        runs.append(load_run(path, label=label, planned=overrides))
+        run = load_run(path, label=label, planned=overrides)
+        run.is_waiting = real_path in waiting and not run.ended
+        runs.append(run)
     return runs
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.run_dir import SWEEP, RunDir, unused_path
+from optrun.artifacts.run_dir import SWEEP, unused_path
 from optrun.base.reading import read_json
 
 T = TypeVar("T")
@@ -39,16 +39,13 @@ def is_search(sweep: Path) -> bool:
 
 
 def find_waiting(sweep: Path) -> dict[Path, list[str]]:
-    """Find the jobs of a sweep's last command not begun yet: folder -> overrides."""
-    waiting = {}
-    for name, status, overrides in _read_list(sweep, "jobs", _parse_job):
+    """Find the jobs that a sweep's last command is still to begin or end: folder -> overrides."""
+    return {
+        sweep / name: overrides
+        for name, status, overrides in read_list(sweep, "jobs", _parse_job)
         # A name is one folder beneath the sweep, whatever a file from elsewhere says.
-        if status != "new" or Path(name).name != name:
-            continue
-        path = sweep / name
-        if not path.exists() or RunDir(path).is_unbegun():
-            waiting[path] = overrides
-    return waiting
+        if status in ("new", "running", "interrupted") and Path(name).name == name
+    }
 
 
 def _parse_job(row: Any) -> tuple[str, object, list[str]]:
@@ -60,12 +57,12 @@ def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
     """Collect the keys declared as tuned by sweeps, and `KEY.name` of each, if it is a group."""
     keys: set[str] = set()
     for sweep in set(sweeps):
-        for key in _read_list(sweep, "tuned", str):
+        for key in read_list(sweep, "tuned", str):
             keys |= {key, f"{key}.name"}
     return keys
 
 
-def _read_list(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
+def read_list(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
     """Read the list at a key of `sweep.json`; `parse` converts an entry.
 
     Empty if the file, the key or one of the entries cannot be read.

@@ -68,6 +68,10 @@ class Chart(Figure):
         super().__init__(figsize=(width, height), layout=self.engine, facecolor=PAPER)
         FigureCanvasAgg(self)
 
+    def write_title(self, title: str) -> Text:
+        """Write a title above the figure, at its left edge."""
+        return self.suptitle(title, x=0.012, ha="left", fontsize=12, color=INK, fontweight="bold")
+
 
 def style_axes(
     ax: Axes,

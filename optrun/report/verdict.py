@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -65,9 +66,7 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
     is_confirmed: The runs are those of an ended confirmation.
     """
     ttest = comparison.ttest
-    ranked: list[Contender] = []
-    for workload in comparison.workloads:
-        ranked += workload.ranked
+    ranked = comparison.ranked
     if ttest is None or not ranked:
         return "none"
     is_single = len(ttest.ranking) < 2
@@ -106,7 +105,7 @@ def write_verdict(
     confirmed: str = "",
     looks: int = 1,
     note: str = "",
-    waits: bool = False,
+    waits: int = 0,
 ) -> SweepVerdict:
     """Write the verdict: the first line of a report.
 
@@ -116,7 +115,7 @@ def write_verdict(
             of these runs.
         looks: How often these contenders were judged while seeds were added, this time included.
         note: A note on unfinished or unplanned confirmations.
-        waits: Whether this is the report of an unfinished confirmation, which decides nothing yet.
+        waits: How many runs are left of an unfinished sweep or confirmation; nothing is decided.
     """
     ttest = comparison.ttest
     kind = "none" if waits else _name_kind(comparison, is_confirmed=bool(confirmed))
@@ -221,9 +220,8 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
     titles = {}
     means = {}
     for name in ttest.ranking:
-        scores = comparison.scores[name].values()
         titles[name] = _write_with_diverged(name, comparison)
-        means[name] = sum(scores) / len(scores)
+        means[name] = fmean(comparison.scores[name].values())
     best_mean = means[ttest.ranking[0]]
     best = [name for name in titles if means[name] == best_mean]
     # 2. The titles by verdict.
@@ -405,8 +403,7 @@ def _is_too_short(contender: Contender, loss: str) -> bool:
     """
     if _learnt_nothing(contender):
         result = _results_without_learning(contender)[0]
-        has_classes = result.majority is not None
-        if has_classes:
+        if result.majority is not None:  # the task has classes
             return True
     return all(_falls_late(run, loss) for run in contender.configuration.runs)
 

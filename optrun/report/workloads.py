@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Unpack
@@ -27,6 +28,7 @@ from optrun.report.comparability import (
     unify_paths,
 )
 from optrun.report.configurations import (
+    Contender,
     describe_settings,
     differing_keys,
     drop_implied_keys,
@@ -81,9 +83,7 @@ class Comparison:
     @property
     def unit(self) -> str:
         """Name what `scores` are: the metric, or `score` over several workloads."""
-        if self.several:
-            return "score"
-        return self.findings.metric
+        return "score" if self.several else self.findings.metric
 
     @property
     def counted(self) -> list[Findings]:
@@ -91,12 +91,14 @@ class Comparison:
         return [workload for workload in self.workloads if not workload.left_out]
 
     @property
+    def ranked(self) -> list[Contender]:
+        """List the ranked contenders of all workloads."""
+        return [*chain.from_iterable(workload.ranked for workload in self.workloads)]
+
+    @property
     def runs(self) -> list[Run]:
         """List the runs of all workloads."""
-        runs: list[Run] = []
-        for workload in self.workloads:
-            runs += workload.runs
-        return runs
+        return [*chain.from_iterable(workload.runs for workload in self.workloads)]
 
 
 def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Comparison:

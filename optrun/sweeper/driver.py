@@ -536,7 +536,9 @@ class Driver:
             }
             for row in self.job_table.rows.values()
         ]
-        result: dict[str, object] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
+        # The report of an unfinished sweep proposes the command again, with its own folder.
+        words = [word for word in self.command.argv if not word.startswith("hydra.sweep.dir=")]
+        result = {"format": 1, "tuned": [*self.tuned], "command": words, "jobs": rows}
         replace_text(
             self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n"
         )

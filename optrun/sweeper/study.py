@@ -102,10 +102,11 @@ def refuse_other_search(
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    changes = []
-    for key in {**then, **now}:
-        if then.get(key) != now.get(key):
-            changes.append(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now")
+    changes = [
+        f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now"
+        for key in {**then, **now}
+        if then.get(key) != now.get(key)
+    ]
     if changes:
         shown = "; ".join(changes[:_SHOWN])
         more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""

@@ -32,11 +32,11 @@ def data_check(facts: DataFacts) -> list[str]:
     for name, split in splits.items():
         columns = [f"{split.examples:,} examples", _describe_tokens(split), _describe_labels(split)]
         lines.append(f"{name:<{width}}  {' · '.join(filter(None, columns))}")
-        for cut in split.cuts:
-            lines.append(
-                f"{name:<{width}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
-                f" {percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
-            )
+        lines.extend(
+            f"{name:<{width}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
+            f" {percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
+            for cut in split.cuts
+        )
         if split.unknown_share is not None and split.unknown_share > REPORTED_UNKNOWN:
             lines.append(
                 f"warning: the tokenizer does not know {percent(split.unknown_share)} of the tokens"
@@ -50,12 +50,12 @@ def data_check(facts: DataFacts) -> list[str]:
             " nothing can be learnt. data.label_column=NAME names another column"
         )
     # 3. Evaluation texts that were trained on.
-    for split in facts.eval_sets.values():
-        if split.texts_in_train:
-            lines.append(
-                f"warning: {split.texts_in_train:,} of {split.texts:,} texts of {split.key} are in"
-                f" {facts.train.key}, too: evaluation sees texts that were trained on"
-            )
+    lines.extend(
+        f"warning: {split.texts_in_train:,} of {split.texts:,} texts of {split.key} are in"
+        f" {facts.train.key}, too: evaluation sees texts that were trained on"
+        for split in facts.eval_sets.values()
+        if split.texts_in_train
+    )
     return lines
 
 

@@ -196,10 +196,11 @@ class Sft(ChatTask):
         if template is None:
             return
         first_rows = np.arange(min(len(split.rows), _FIRST_ROWS), dtype=np.int64)
-        last_answers = []
-        for row in self._chats_of_examples(split.take(first_rows)):
-            if isinstance(row, Chat) and row.only_last_trained:
-                last_answers.append(row)
+        last_answers = [
+            row
+            for row in self._chats_of_examples(split.take(first_rows))
+            if isinstance(row, Chat) and row.only_last_trained
+        ]
         note = (
             f"{template.origin} has no generation marks: answers are found by comparing the text up"
             " to each turn"
@@ -360,9 +361,9 @@ class Sft(ChatTask):
         if SIZES not in examples[0]:
             return {**pad_inputs(examples, self.padding), "labels": labels}
         # Packed: SIZES has the tokens of each document of a block.
-        row_positions = []
-        for example in examples:
-            row_positions.append(np.concatenate([np.arange(size) for size in example[SIZES]]))
+        row_positions = [
+            np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples
+        ]
         positions = pad(row_positions, 0)
         labels[positions == 0] = IGNORED
         batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": positions}

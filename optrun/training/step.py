@@ -123,10 +123,11 @@ def zero_loss(outputs: Any) -> torch.Tensor:
     A rank that has nothing to learn from still runs backward with it, since the reduction of
     gradients waits for all ranks. Scalars are left out: a mean over no target is NaN.
     """
-    sums = []
-    for value in outputs.values():
-        if torch.is_tensor(value) and value.is_floating_point() and value.dim():
-            sums.append(value.float().sum())
+    sums = [
+        value.float().sum()
+        for value in outputs.values()
+        if torch.is_tensor(value) and value.is_floating_point() and value.dim()
+    ]
     return torch.stack(sums).sum() * 0
 
 

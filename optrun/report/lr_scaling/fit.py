@@ -154,9 +154,9 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
     best = _lowest_point_of_parabola(x, near_costs)
     wide_best = _lowest_point_of_parabola(lrs[is_in_wide_fit], costs[:, is_in_wide_fit])
     # Jackknife: fit again without each seed; the variance is (n - 1) times theirs.
-    optima = []
-    for seed in range(seeds):
-        optima.append(_lowest_point_of_parabola(x, np.delete(near_costs, seed, axis=0)))
+    optima = [
+        _lowest_point_of_parabola(x, np.delete(near_costs, seed, axis=0)) for seed in range(seeds)
+    ]
     average_step = float(x[-1] - x[0]) / (len(x) - 1)
     return FittedCurve(
         best=best,

@@ -300,8 +300,7 @@ def _extrapolate_key(
     """
     log_values = np.log([_size_of(run, key) for run in runs])
     columns = [np.ones(len(runs))]
-    for axis in axes:
-        columns.append(np.log([_size_of(run, axis) for run in runs]))
+    columns.extend(np.log([_size_of(run, axis) for run in runs]) for axis in axes)
     design = np.column_stack(columns)
     powers = np.linalg.lstsq(design, log_values, rcond=None)[0]
     if float(np.abs(design @ powers - log_values).max()) > ROUNDING:

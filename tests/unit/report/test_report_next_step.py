@@ -237,3 +237,22 @@ def test_what_no_line_would_do_has_none(sweep: Path, tmp_path: Path, make_run: M
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), **branched}))
     assert report([sweep]).verdict.next == ""
+
+
+def test_a_sweep_with_unended_jobs_is_finished_before_it_is_judged(
+    sweep: Path, make_run: MakeRun
+) -> None:
+    paths = sorted(path.parent for path in sweep.glob("*/summary.json"))
+    make_run(paths[0], seed=0, status="interrupted", global_step=3, max_steps=50)
+    rows = [{"name": path.name, "status": "finished", "overrides": []} for path in paths]
+    rows[0]["status"] = "interrupted"
+    words = ["-m", "optimizer=adamw,lamb", "seed=0,1,2", "data.train=my file.csv"]
+    record = {"format": 1, "tuned": [], "command": words, "jobs": rows}
+    (sweep / "sweep.json").write_text(json.dumps(record))
+    made = report([sweep])
+    ended = f"{len(paths) - 1} of {len(paths)} runs have ended."
+    assert made.verdict.text.startswith(ended)
+    assert "best" not in made.verdict.text
+    assert shlex.split(made.verdict.next) == ["optrun", *words, f"hydra.sweep.dir={sweep}"]
+    assert made.verdict.cost.startswith("1 run")
+    assert not (sweep / "report-looks.json").exists()
