@@ -233,16 +233,16 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
     if ttest.has_baseline:
         baseline = _write_with_diverged(ttest.reference, comparison)
     # 3. The values of the template.
-    fewest_seeds = min(len(comparison.scores[name]) for name in possible or titles)
+    seeds = len(comparison.scores[best[0]])
     content: dict[str, object] = {
         "first": [titles[name] for name in best],
         "mean": "",
-        "seeds": fewest_seeds,
+        "seeds": seeds,
         "baseline": baseline,
         "groups": titles_by_verdict,
         "possible": [titles[name] for name in possible],
     }
-    content |= _content_of_differences(ttest, fewest_seeds)
+    content |= _content_of_differences(ttest, seeds)
     # With several workloads the line names no rates and no edges, since each has its own.
     if comparison.several:
         return content | {"edges": [], "more_edges": 0, "longer": "", "learnt": ""}

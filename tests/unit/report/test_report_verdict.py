@@ -259,6 +259,9 @@ def test_contenders_that_share_no_seed_have_no_difference(
     elsewhere = {7: 2.01, 8: 2.03, 9: 2.02}
     alone = scored(tmp_path / "pilot", make_run, {"adamw": seeds, "lamb": elsewhere}).text
     assert "nothing is tested, since fewer than 3 are shared" in alone
+    fewer = scored(tmp_path / "fewer", make_run, {"adamw": seeds, "lamb": {0: 2.5, 1: 2.6}}).text
+    assert "adamw at lr 1e-3 has the best mean" in fewer
+    assert "over 3 seeds; nothing is tested, since fewer than 3 are shared" in fewer
 
 
 def test_seeds_by_which_each_is_ruled_out_name_no_best(tmp_path: Path, make_run: MakeRun) -> None:
