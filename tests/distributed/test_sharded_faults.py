@@ -333,7 +333,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "a rank too many": (
         lambda folder: sealed(folder, lambda values: values.update(world_size=1)),
-        ["manifest.json", "rank 1, of 1"],
+        ["manifest.json", "names shard 00002; 1 ranks write"],
     ),
     "no world size": (
         lambda folder: sealed(folder, lambda values: values.pop("world_size")),
