@@ -142,7 +142,7 @@ def _with_literal_path(token: str) -> str:
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
         return token
-    exists = "${" not in value and _path_exists(value)
+    exists = "${" not in value and os.path.lexists(expand_home(value))
     try:
         override = _parse_cached(token)
     except HydraException:
@@ -153,13 +153,6 @@ def _with_literal_path(token: str) -> str:
     if is_path:
         return f"{key}={quote_path(value)}"
     return token
-
-
-def _path_exists(value: str) -> bool:
-    try:
-        return os.path.lexists(expand_home(value))
-    except RuntimeError:  # from `~name`, if there is no such user
-        return False
 
 
 def _holds_path(key: str) -> bool:

@@ -19,7 +19,7 @@ from optrun.base.formatting import rate
 from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
 from optrun.report.runs import Run
-from optrun.report.statistics import TtestResult, Verdict
+from optrun.report.statistics import UNSET, TtestResult, Verdict
 from optrun.report.table import format_metric
 from optrun.report.tables import format_mean
 from optrun.report.templating import fill_text
@@ -240,6 +240,7 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
         "seeds": seeds,
         "baseline": baseline,
         "groups": titles_by_verdict,
+        "either": titles_by_verdict.get(Verdict.either_will_do.replace(UNSET, ttest.limit), []),
         "possible": [titles[name] for name in possible],
     }
     content |= _content_of_differences(ttest, seeds)

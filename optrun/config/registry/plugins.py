@@ -151,7 +151,7 @@ def _file_module(plugin: str, where: str) -> tuple[str, Path]:
         path = expand_home(where).resolve()
         path_as_name = quote(str(path), safe="/").replace(".", "%2E")
     except (OSError, RuntimeError, ValueError) as error:
-        # A circle of links, `~name` without such a user, or bytes that are no text.
+        # A circle of links, which Python 3.11 reports as RuntimeError, or bytes that are no text.
         raise ConfigError(f"{OPTION} {plugin}: cannot be read as a path: {error}") from error
     if not path.exists():
         raise ConfigError(f"{OPTION} {plugin}: no such file.")
