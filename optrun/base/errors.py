@@ -175,6 +175,19 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "").rstrip(". ")
 
 
+def message_in_one_line(error: BaseException) -> str:
+    r"""Write the message of an error in one line of at most 300 characters; if empty, its class.
+
+    Example:
+        >>> message_in_one_line(ValueError("two\n  lines")), message_in_one_line(ValueError())
+        ('two lines', 'ValueError')
+    """
+    message = " ".join(str(error).split()) or type(error).__name__
+    if len(message) <= 300:
+        return message
+    return f"{message[:300]} ..."
+
+
 def printable(text: str) -> str:
     r"""Escape control characters of a text from outside, such as a file's name, as `\x1b`.
 

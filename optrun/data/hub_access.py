@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+from optrun.base.errors import message_in_one_line
 from optrun.base.reading import expand_home
 
 TIMEOUT = 5.0
@@ -82,10 +83,11 @@ def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str
             "no such local folder, and the hub shows you nothing of this name. If it is"
             " private, log in: `hf auth login`."
         )
-    message = " ".join(str(errors[-1]).split())
-    if len(message) > 300:
-        message = f"{message[:300]} ..."
-    return f"{describe_missing(missing)}: {type(errors[-1]).__name__}: {message}"
+    root_cause = errors[-1]
+    return (
+        f"{describe_missing(missing)}: {type(root_cause).__name__}:"
+        f" {message_in_one_line(root_cause)}"
+    )
 
 
 def cache_warnings(names: Iterable[str | None]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import IO, TYPE_CHECKING
 
-from optrun.base.errors import OptrunError
+from optrun.base.errors import OptrunError, message_in_one_line
 from optrun.data.cache import Result, cached_result, digest
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class HubFile:
             file.seek(begin)
             raw: bytes = file.read(end - begin)
         except Exception as error:  # the hub's client and whichever HTTP library it is built on
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            why = f"{type(error).__name__}: {message_in_one_line(error)}"
             raise self._refusal(
                 f"the hub does not send its bytes: {why}. If the run has saved, resume= continues"
                 " as soon as the hub answers."

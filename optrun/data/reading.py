@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.errors import ConfigError, OptrunError, message_in_one_line
 from optrun.data.cache import cached, digest, versions
 from optrun.data.content import compression_of, write_as_utf8
 from optrun.data.encoding import UTF8
@@ -144,12 +144,10 @@ def user_data_errors(
 
 
 def innermost_error(error: BaseException) -> str:
-    """Write the last cause of an error in one line of at most 400 characters, with its type."""
+    """Write the last `__cause__` of an error, with its type, as `message_in_one_line`."""
     while error.__cause__ is not None:
         error = error.__cause__
-    message = " ".join(str(error).split()) or "no reason given"
+    message = message_in_one_line(error)
     if isinstance(error, UnicodeDecodeError):
         message = f"its bytes are not UTF-8 ({message})"
-    if len(message) > 400:
-        message = f"{message[:400]} ..."
     return f"{type(error).__name__}: {message}"

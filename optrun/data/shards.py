@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.data.cache import checksum, digest
 from optrun.data.cached_arrays import cached_arrays
 from optrun.data.content import parse_row
@@ -266,7 +266,7 @@ class Groups(Shard):
             counts, names = file.cached_result("groups-2", footer)
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(
-                f"{key}={file}: cannot be read as parquet: {' '.join(str(error).split())}"
+                f"{key}={file}: cannot be read as parquet: {message_in_one_line(error)}"
             ) from error
         ends = tuple(np.cumsum(counts, dtype=np.int64).tolist())
         return Groups(

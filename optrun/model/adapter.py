@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.base.formatting import plural
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
@@ -29,7 +29,6 @@ from optrun.model.adapter_modules import (
     shared_modules,
 )
 from optrun.model.quantization import dequantize, quantize, tensor_sizes
-from optrun.model.tokenizer import message_in_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.base.formatting import list_names
 from optrun.base.reading import expand_home
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
@@ -27,7 +27,6 @@ from optrun.model.configuration import (
 )
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.quantization import is_quantized
-from optrun.model.tokenizer import message_in_one_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 from torch.nn import functional
 
+from optrun.base.errors import message_in_one_line
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import router_loss_coef
 from optrun.model.forward import without_cache_and_padding_check
-from optrun.model.tokenizer import message_in_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

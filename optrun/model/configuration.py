@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError, did_you_mean, nearest
+from optrun.base.errors import ConfigError, did_you_mean, message_in_one_line, nearest
 from optrun.base.reading import expand_home
 from optrun.config.schema.checks import expect_count
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
-from optrun.model.tokenizer import message_in_one_line, vocab_size
+from optrun.model.tokenizer import vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig

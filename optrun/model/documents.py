@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.model.attention import KEY, attention_of, needs_one_row_batch
 from optrun.model.forward import without_cache_and_padding_check
 
@@ -59,10 +59,9 @@ def refuse_mixed_documents(
             behind_other = model(input_ids=changed_ids, position_ids=positions).logits[:, 4:]
             alone = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        message = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{key}: {type(model).__name__} takes no positions that start again with each document:"
-            f" {message}. Leave it false."
+            f" {message_in_one_line(error)}. Leave it false."
         ) from error
     finally:
         model.train(was_training)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.model.configuration import scratch_configuration
-from optrun.model.tokenizer import load_by_name, message_in_one_line
+from optrun.model.tokenizer import load_by_name
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.base.reading import expand_home
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
@@ -201,14 +201,6 @@ def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     splitter = json.loads(backend.to_str())["pre_tokenizer"] or {}
     return splitter.get("type") == "ByteLevel" and splitter.get("add_prefix_space") is False
-
-
-def message_in_one_line(error: BaseException) -> str:
-    """Write the message of an error in one line of at most 300 characters; if empty, its class."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    if len(message) <= 300:
-        return message
-    return f"{message[:300]} ..."
 
 
 def train_tokenizer(
