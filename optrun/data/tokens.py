@@ -22,7 +22,7 @@ from optrun.base.errors import ConfigError
 from optrun.base.reading import open_file
 from optrun.config.schema.data import TokensConfig, eval_key
 from optrun.data.cache import cached_result
-from optrun.data.files import resolve
+from optrun.data.files import Paths, resolve
 from optrun.data.source import NO_SPLIT, Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 
@@ -39,58 +39,66 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
     Without `data.eval` the last blocks of the training stream are held out: the share
     `data.eval_fraction`, at least one block. Notes say so, and which tokens fill no block.
 
+    Args:
+        config: The data choice.
+        documents: Makes no difference.
+
     Raises:
         ConfigError: A file is missing, cut short or of another format, or a stream is shorter than
             a block.
     """
-    train = [
-        _open_token_file("data.train", path, config) for path in resolve("data.train", config.train)
-    ]
-    total = sum(len(file.ids) for file in train)
-    sets = {}
+    train_files = _open_token_files("data.train", config.train, config)
+    total = _count_tokens(train_files)
+    notes: list[str] = []
+    # 1. Evaluation sets from files of their own.
+    eval_sets = {}
     for name, paths in config.eval_files():
         key = eval_key(name)
-        files = [_open_token_file(key, path, config) for path in resolve(key, paths)]
-        sets[name] = _split(files, config, key, 0, sum(len(file.ids) for file in files))
-    notes: list[str] = []
-    border = total
-    if not sets:
-        border -= round(config.eval_fraction * total / config.max_length) * config.max_length
-        if config.eval_fraction and total - border < config.max_length:
-            border = max(0, total - config.max_length)
-        sets[""] = _split(
-            train, config, "data.train (held out)", border, total, empty=not config.eval_fraction
-        )
-        if config.eval_fraction:
-            notes.append(f"{NO_SPLIT}: the last {total - border:,} tokens of data.train held out")
-        else:
-            notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
-    split = _split(train, config, "data.train", 0, border)
-    for part in (split, *sets.values()):
-        rows: Any = part.rows
-        if rows.left_out and len(rows):
+        files = _open_token_files(key, paths, config)
+        eval_sets[name] = _make_split(files, config, key, 0, _count_tokens(files))
+    # 2. Without such files: the end of the training stream.
+    train_end = total
+    if not eval_sets and config.eval_fraction:
+        held_blocks = max(1, round(config.eval_fraction * total / config.max_length))
+        train_end = max(0, total - held_blocks * config.max_length)
+        key = "data.train (held out)"
+        eval_sets[""] = _make_split(train_files, config, key, train_end, total)
+        notes.append(f"{NO_SPLIT}: the last {total - train_end:,} tokens of data.train held out")
+    elif not eval_sets:
+        no_blocks: Any = TokenBlocks(train_files, config.max_length, total, total)
+        eval_sets[""] = Split(no_blocks, "data.train (held out)")
+        notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
+    # 3. The rest is trained on.
+    train = _make_split(train_files, config, "data.train", 0, train_end)
+    for split in (train, *eval_sets.values()):
+        blocks: Any = split.rows
+        if blocks.left_out:
             notes.append(
-                f"{part.key}: its last {rows.left_out:,} tokens fill no block, and are left out"
+                f"{split.key}: its last {blocks.left_out:,} tokens fill no block, and are left out"
             )
-    return Source(split, sets, columns=None, cut_from_train=config.eval is None, notes=notes)
+    return Source(train, eval_sets, columns=None, cut_from_train=config.eval is None, notes=notes)
 
 
-def _split(
-    files: Sequence[TokenFile],
-    config: TokensConfig,
-    key: str,
-    begin: int,
-    end: int,
-    *,
-    empty: bool = False,
+def _open_token_files(key: str, paths: Paths, config: TokensConfig) -> list[TokenFile]:
+    """Map all files of a configuration key, in order; as `_open_token_file`."""
+    return [_open_token_file(key, path, config) for path in resolve(key, paths)]
+
+
+def _count_tokens(files: Sequence[TokenFile]) -> int:
+    """Count the tokens of all files together."""
+    return sum(len(file.ids) for file in files)
+
+
+def _make_split(
+    files: Sequence[TokenFile], config: TokensConfig, key: str, begin: int, end: int
 ) -> Split:
-    """Make a split of the blocks between two tokens of the stream of some files.
+    """Make a split of the blocks from token `begin` up to `end` of the stream of some files.
 
     Raises:
-        ConfigError: The tokens do not fill a block, and `empty` does not allow that.
+        ConfigError: The tokens do not fill a block.
     """
     blocks: Any = TokenBlocks(files, config.max_length, begin, end)
-    if not len(blocks) and not empty:
+    if not len(blocks):
         raise ConfigError(
             f"{key}: {end - begin:,} tokens do not fill one block of"
             f" data.max_length={config.max_length}. Give more, or take shorter blocks."

@@ -135,6 +135,12 @@ REFUSED = [
         "9 tokens do not fill one block of data.max_length=10",
     ),
     ("few.bin", b"\x01\x00" * 19, {}, "9 tokens do not fill one block"),
+    (
+        "few.bin",
+        b"\x01\x00" * 6,
+        {"eval_fraction": 0.9},
+        r"data.train \(held out\): 6 tokens do not fill one block",
+    ),
     ("c.bin", np.full(2, 20240520, dtype="<i4").tobytes(), {}, "a file of llm.c.*tail -c"),
 ]
 
