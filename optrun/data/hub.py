@@ -33,6 +33,10 @@ _KEY = "data.path"
 def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Load a dataset of the hub or a local folder; code of the dataset is not run.
 
+    Args:
+        config: The data choice.
+        documents: Makes no difference.
+
     Returns:
         Training rows, and evaluation rows if the dataset has such a split.
 
@@ -78,7 +82,15 @@ def _key_and_value(config: HubConfig) -> str:
 def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     """Read every split of a dataset whole, from the hub or a local folder.
 
-    optrun's readers read csv and JSON; `datasets` reads other files and folders of `save_to_disk`.
+    `datasets` reads folders of `save_to_disk`, and whatever `_text_files` leaves to it; optrun's
+    own readers read the other csv and JSON files.
+
+    Args:
+        config: Path, subset and revision.
+        notes: Gets the notes of our readers, such as encodings.
+
+    Returns:
+        Each split by its name.
 
     Raises:
         ConfigError: The path is a file, or the dataset cannot be fetched or read.
@@ -86,9 +98,9 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     import datasets
 
     folder = expand_home(config.path)
-    missing = hub.why_cache_only(config.path)
-    if missing is not None:
-        # datasets took this over from the hub's client when it was imported
+    offline_reason = hub.why_cache_only(config.path)
+    if offline_reason is not None:
+        # datasets copied this setting from the hub's client when it was imported
         datasets.config.HF_HUB_OFFLINE = True
     if folder.is_file():
         raise ConfigError(
@@ -99,35 +111,41 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     def describe(error: Exception) -> str:
         if folder.exists():
             return f"cannot be loaded: {innermost_error(error)}"
-        return hub.why_not_fetched(config.path, missing, error)
+        return hub.why_not_fetched(config.path, offline_reason, error)
 
     with user_data_errors(_key_and_value(config), describe), silence_datasets():
+        # 1. A folder that save_to_disk wrote.
         if is_saved(folder):
-            return _named_splits(_load_saved(config, folder))
-        if not folder.is_dir():
-            fetched = _fetch_texts(config, missing)
-            if fetched is None:
-                rows = datasets.load_dataset(
-                    config.path, name=config.subset, revision=config.revision
-                )
-                return _named_splits(rows)
-            folder = fetched
-        files = _text_files(_builder(config, folder))
+            return _key_by_split(_load_saved(config, folder))
+        # 2. Files that only `datasets` can read as their author means.
+        if folder.is_dir():
+            files = _text_files(_builder(config, folder))
+        else:
+            files = _fetch_texts(config, offline_reason)
         if files is None:
-            # `datasets` names the dataset after the folder, and "." is no name
-            return _named_splits(datasets.load_dataset(str(folder.resolve()), name=config.subset))
+            path = config.path
+            if folder.is_dir():  # `datasets` names the dataset after the folder, and "." is no name
+                path = str(folder.resolve())
+            rows = datasets.load_dataset(path, name=config.subset, revision=config.revision)
+            return _key_by_split(rows)
+    # 3. All other csv and JSON files.
     return {
         split: replace(read_split(_KEY, paths, ReadOptions(), notes), key=f"split {split}")
         for split, paths in files.items()
     }
 
 
-def _named_splits(splits: Mapping[str, Dataset]) -> dict[str, Split]:
+def _key_by_split(splits: Mapping[str, Dataset]) -> dict[str, Split]:
+    """Make a `Split` of the rows of each split; messages call it `split NAME`."""
     return {name: Split(rows, f"split {name}") for name, rows in splits.items()}
 
 
 def _load_saved(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
-    """Load a folder of `save_to_disk`."""
+    """Load a folder of `save_to_disk`; a single table is the split `data.train_split`.
+
+    Raises:
+        ConfigError: `data.subset` is set.
+    """
     import datasets
 
     if config.subset is not None:
@@ -154,8 +172,15 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
     """Map each split to its csv or JSON files, if nothing declares the types of their columns.
 
     `datasets` would turn some of these texts into numbers, dates and truth values; our readers do
-    not. None: `datasets` must read the files, since they are of other formats, or the card declares
-    types or sets an option of a reader.
+    not.
+
+    Args:
+        builder: As `_builder` returns it.
+
+    Returns:
+        Name of the split to paths; those of a hub dataset are addresses, `hf:/datasets/...`. None:
+        `datasets` must read the files, since they are of other formats, or the card declares types
+        or sets an option of a reader.
     """
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
@@ -163,6 +188,7 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
     options: Any = builder.config
     if not isinstance(builder, Csv | Json) or builder.info.features is not None:
         return None
+    # The key of the rows inside of a JSON file, and the names of columns of a csv file.
     if getattr(options, "field", None) or getattr(options, "names", None):
         return None
     files: dict[str, list[Path]] = {}
@@ -175,40 +201,43 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
     return files
 
 
-def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
+def _fetch_texts(config: HubConfig, offline_reason: str | None) -> dict[str, list[Path]] | None:
     """Fetch the csv or JSON files of a dataset, and its card, into the cache of the hub's client.
 
     Args:
         config: Path, subset and revision.
-        missing: Why the hub cannot be asked, as `hub.why_cache_only` returns it; if it is not None,
-            only the cache is looked at.
+        offline_reason: Why the hub cannot be asked, so that only the cache is searched; None: it
+            can be asked.
 
     Returns:
-        Their folder; None: `datasets` must read the dataset (`_text_files`), or it is not in the
-        cache and the hub cannot be asked.
+        The fetched files of each split. None: `datasets` must read the dataset, as `_text_files`
+        decides, or it is not in the cache and the hub cannot be asked.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     fetch = partial(snapshot_download, config.path, repo_type="dataset")
-    if missing is not None:
+    # 1. If the hub cannot be asked: the files that are in the cache.
+    if offline_reason is not None:
         try:
             folder = Path(fetch(revision=config.revision, local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-        if _text_files(_builder(config, folder)) is None:
-            return None
-        return folder
-    files = _text_files(_builder(config, config.path, config.revision))
-    if files is None:
+        return _text_files(_builder(config, folder))
+    # 2. Ask the hub for the addresses, such as hf:/datasets/OWNER/NAME@COMMIT/data/train.csv: a
+    #    Path writes hf:// with one slash.
+    files_on_hub = _text_files(_builder(config, config.path, config.revision))
+    if files_on_hub is None:
         return None
-    begin = f"hf:/datasets/{config.path}@"  # hf://, as a Path writes it
-    names = list(map(str, chain.from_iterable(files.values())))
-    if not all(name.startswith(begin) for name in names):
-        return None
-    commit = names[0].removeprefix(begin).partition("/")[0]
-    paths_in_repo = [name.removeprefix(f"{begin}{commit}/") for name in names]
-    return Path(fetch(revision=commit, allow_patterns=["README.md", *paths_in_repo]))
+    prefix = f"hf:/datasets/{config.path}@"
+    addresses = list(map(str, chain.from_iterable(files_on_hub.values())))
+    if not all(address.startswith(prefix) for address in addresses):
+        return None  # a file of another repository
+    commit = addresses[0].removeprefix(prefix).partition("/")[0]
+    paths_in_repo = [address.removeprefix(f"{prefix}{commit}/") for address in addresses]
+    # 3. Fetch these and the card, by which `datasets` finds the splits again.
+    folder = Path(fetch(revision=commit, allow_patterns=["README.md", *paths_in_repo]))
+    return _text_files(_builder(config, folder))
 
 
 def commit_of(config: HubConfig) -> str:
@@ -229,14 +258,14 @@ def commit_of(config: HubConfig) -> str:
             " folder. Its files are read as a stream by"
             f' data=files "data.train={config.path}/*.parquet" data.streaming=true.'
         )
-    missing = hub.why_cache_only(config.path)
-    if missing is not None:
+    offline_reason = hub.why_cache_only(config.path)
+    if offline_reason is not None:
         raise ConfigError(
             f"{address_key}: data.streaming=true reads from the hub while it trains, and"
-            f" {missing}. Take data.streaming=false, which reads what was fetched before, or files"
-            " of your own (data=files)."
+            f" {offline_reason}. Take data.streaming=false, which reads what was fetched before, or"
+            " files of your own (data=files)."
         )
-    with user_data_errors(address_key, partial(hub.why_not_fetched, config.path, missing)):
+    with user_data_errors(address_key, partial(hub.why_not_fetched, config.path, None)):
         info = HfApi().dataset_info(config.path, revision=config.revision, timeout=hub.TIMEOUT)
         commit = info.sha
     if not commit:
@@ -269,6 +298,13 @@ def _load_stream(config: HubConfig) -> Source:
 def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
     """List the files of each split at a commit, as `datasets` finds them by names or the card.
 
+    Args:
+        config: Path and subset.
+        commit: Its whole sha.
+
+    Returns:
+        Name of the split to its files, with the sizes and digests that the hub lists.
+
     Raises:
         ConfigError: The hub does not answer, or a file is in another repository.
     """
@@ -283,17 +319,17 @@ def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]
         tree = HfApi().list_repo_tree(
             config.path, recursive=True, revision=commit, repo_type="dataset"
         )
-        entries = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+        entry_of_path = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
         for split, urls in (builder.config.data_files or {}).items():
             for url in map(str, urls):
-                entry = entries.get(url.removeprefix(address))
+                entry = entry_of_path.get(url.removeprefix(address))
                 if entry is None:
                     raise ConfigError(
                         f"{_KEY}={config.path}: {url} is not in its repository, so it has no"
                         " revision."
                     )
                 sha = f"sha1:{entry.blob_id}"
-                if entry.lfs is not None:
+                if entry.lfs is not None:  # the blob is a pointer to a file in large storage
                     sha = f"sha256:{entry.lfs.sha256}"
                 file = HubFile(config.path, commit, entry.path, entry.size, sha)
                 files.setdefault(str(split), []).append(file)

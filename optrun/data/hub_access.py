@@ -39,31 +39,33 @@ def why_cache_only(name: str) -> str | None:
     return why_hub_is_silent()
 
 
-def describe_missing(missing: str | None) -> str:
+def describe_missing(offline_reason: str | None) -> str:
     """Explain in a clause that a name was found neither locally nor on the hub.
 
     Args:
-        missing: What `why_cache_only` returned before the search.
+        offline_reason: What `why_cache_only` returned before the search.
 
     Example:
         >>> describe_missing("HF_HUB_OFFLINE is set")
         'no such local folder; HF_HUB_OFFLINE is set, so only the cache was searched'
     """
-    if missing is None:
+    if offline_reason is None:
         return "no such local folder, and the hub did not send it"
-    return f"no such local folder; {missing}, so only the cache was searched"
+    return f"no such local folder; {offline_reason}, so only the cache was searched"
 
 
-def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str:
-    """Explain why a name could not be fetched.
+def why_not_fetched(name: str, offline_reason: str | None, error: BaseException) -> str:
+    """Explain in a sentence why a name could not be fetched, and what to do.
 
     Args:
         name: A hub name.
-        missing: What `why_cache_only` returned before the search.
+        offline_reason: What `why_cache_only` returned before the search.
         error: What the library raised; its causes are looked at, too.
     """
+    # The error and its causes, and the names of all their classes, base classes included: the
+    # classes themselves would have to be imported from several libraries.
     errors: list[BaseException] = []
-    kinds: set[str] = set()  # names of the classes of all errors, base classes included
+    kinds: set[str] = set()
     cause: BaseException | None = error
     while cause is not None and cause not in errors:
         errors.append(cause)
@@ -74,8 +76,12 @@ def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str
             f"the hub restricts access to it. Ask for access at https://huggingface.co/{name}, then"
             " log in with `hf auth login` (or set HF_TOKEN)."
         )
-    if missing is not None and kinds & {"OSError", "ConnectionError", "LocalEntryNotFoundError"}:
-        return f"{describe_missing(missing)}, and it is not there."
+    if offline_reason is not None and kinds & {
+        "OSError",
+        "ConnectionError",
+        "LocalEntryNotFoundError",
+    }:
+        return f"{describe_missing(offline_reason)}, and it is not there."
     if "RevisionNotFoundError" in kinds:
         return "the hub does not have this revision of it."
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
@@ -85,7 +91,7 @@ def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str
         )
     root_cause = errors[-1]
     return (
-        f"{describe_missing(missing)}: {type(root_cause).__name__}:"
+        f"{describe_missing(offline_reason)}: {type(root_cause).__name__}:"
         f" {message_in_one_line(root_cause)}"
     )
 
