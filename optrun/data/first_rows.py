@@ -26,38 +26,51 @@ def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object
         first: The table; columns with the same names as new ones are replaced.
         count: The number of its rows, which a table without columns does not know.
         features: The type of each new column by its name.
+
+    Returns:
+        The other columns of the table, and then the new ones, None in each of the `count` rows.
+        Example: `{"text": ["a", "b"]}` with a new column `tools` is
+        `{"text": ["a", "b"], "tools": [None, None]}`.
     """
     from datasets import Dataset, Features, concatenate_datasets
 
-    present = {name: kind for name, kind in first.features.items() if name not in features}
-    if not count:  # of tables without rows, concatenate_datasets returns the first
-        features = present | dict(features)
-        present = {}
+    unchanged = {name: kind for name, kind in first.features.items() if name not in features}
+    # Of tables without rows, concatenate_datasets returns the first: make one table instead.
+    if not count:
+        features = unchanged | dict(features)
+        unchanged = {}
     empty = Dataset.from_dict(dict.fromkeys(features, [None] * count), features=Features(features))
-    if not present:
+    if not unchanged:
         return empty
-    return concatenate_datasets([first.select_columns(list(present)), empty], axis=1)
+    return concatenate_datasets([first.select_columns(list(unchanged)), empty], axis=1)
 
 
-def related_columns(
+def missing_optional_columns(
     columns: Collection[str], first: Mapping[str, object], column_names: Collection[str]
 ) -> frozenset[str]:
     """List the optional columns of chats missing in all first rows, such as `tools`.
 
-    They would be read beside the others if a first row had them. Empty for rows that are no chats.
+    If a first row had one of them, it would be read beside `columns`. Empty for rows that are no
+    chats: their first row has no list of turns, and `columns` are no layout of chats.
 
     Args:
         columns: Columns that are read.
         first: The first row, with these columns.
         column_names: Columns of the first rows of all files.
+
+    Example:
+        >>> columns = ["prompt", "completion"]
+        >>> row = {"prompt": "2 + 2 =", "completion": "4"}
+        >>> sorted(missing_optional_columns(columns, row, [*columns, "system"]))
+        ['chat_template_kwargs', 'label', 'tools']
     """
     has_turns = any(
         isinstance(value, list) and value and isinstance(value[0], dict) for value in first.values()
     )
-    related: set[str] = set()
+    optional: set[str] = set()
     if has_turns:
-        related |= _OPTIONAL_IN_CHATS
-    for names, more in _OPTIONAL_IN_LAYOUTS:
-        if names <= set(columns):
-            related |= _OPTIONAL_IN_CHATS | more
-    return frozenset(related - set(column_names))
+        optional |= _OPTIONAL_IN_CHATS
+    for required, optional_in_layout in _OPTIONAL_IN_LAYOUTS:
+        if required <= set(columns):
+            optional |= _OPTIONAL_IN_CHATS | optional_in_layout
+    return frozenset(optional - set(column_names))

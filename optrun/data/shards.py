@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 File = LocalFile | HubFile
-_SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
+_IS_SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
+"""Whether each byte is white space of JSON; shape (256,), bool."""
 _GROUPS = 4
 """Row groups of the parquet files of a stream that stay in memory, besides those with the rows
 of six windows.
@@ -135,21 +136,24 @@ class Lines(Shard):
 
         If the file must be read, it is read once for both, and `opening.read` grows by its size.
         """
-        begins_read: list[np.ndarray] = []  # one array if the file was read
+        begins: np.ndarray | None = None  # where rows begin, once the file was read
 
-        def read_file() -> str:
+        def read_for_digest() -> str:
+            nonlocal begins
             opening.read += file.size
             begins, content = find_row_starts(file.chunks())
-            begins_read.append(begins)
             return content
 
-        def row_begins() -> dict[str, np.ndarray]:
-            if not begins_read:  # the digest was known without reading
-                read_file()
-            return {"begins": begins_read[0]}
+        def read_for_begins() -> dict[str, np.ndarray]:
+            if begins is None:  # the digest was known without reading
+                read_for_digest()
+            assert begins is not None
+            return {"begins": begins}
 
-        content = file.identified(read_file)
-        begins = cached_arrays("stream", digest("lines-1", content), row_begins)["begins"]
+        # Each function is called only if the cache does not have its result.
+        content = file.identified(read_for_digest)
+        arrays = cached_arrays("stream", digest("lines-1", content), read_for_begins)
+        begins = arrays["begins"]
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def names(self) -> Sequence[str]:
@@ -278,10 +282,15 @@ class Groups(Shard):
         return self.columns
 
     def _group(self, number: int, columns: Sequence[str] | None) -> pa.Table:
-        """Read a row group, or take it from memory; None: all columns.
+        """Read a row group, or take it from memory.
 
-        Memory holds four groups, and as many more as six windows have rows, counted in groups of
-        the largest size in memory.
+        Memory holds four groups, and as many more as make six windows, if each group had as many
+        rows as the largest one in memory: with windows of 1,000 rows and groups of 500 rows these
+        are 4 + 6 * 1,000 // 500 = 16 groups.
+
+        Args:
+            number: The number of the row group.
+            columns: Columns to read; None: all.
 
         Raises:
             OptrunError: The file has changed since it was opened.
@@ -360,22 +369,28 @@ class Groups(Shard):
 
 
 def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
-    """Find the byte offset of each line except blank ones, and digest the bytes, in one pass.
+    r"""Find the byte offset of each line except blank ones, and digest the bytes, in one pass.
 
     Returns:
         The offsets of these lines, and then the size of the file, shape (rows + 1,), int64; and the
         text that `checksum` computes from the bytes.
+
+    Example:
+        >>> starts, _ = find_row_starts([b"one\ntw", b"o\n\nthree"])
+        >>> starts.tolist()
+        [0, 4, 9, 14]
     """
     total = xxhash.xxh3_128()
     starts = [np.zeros(0, dtype=np.int64)]
-    offset = 0  # where `unfinished` begins
     unfinished = b""  # the line that the next chunk continues
+    offset = 0  # the byte at which it begins
     for chunk in chunks:
         total.update(chunk)
         lines, line_end, unfinished = (unfinished + chunk).rpartition(b"\n")
         if line_end:
             starts.append(offset + _find_line_starts(lines + line_end))
             offset += len(lines) + 1
+    # The last line may have no line end.
     if unfinished.strip():
         starts.append(np.array([offset], dtype=np.int64))
     size = offset + len(unfinished)
@@ -383,11 +398,19 @@ def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
 
 
 def _find_line_starts(lines: bytes) -> np.ndarray:
-    """Find the byte offset of each line except blank ones; `lines` ends with a line break."""
+    r"""Find the byte offset of each line except blank ones; `lines` ends with a line break.
+
+    Example:
+        >>> _find_line_starts(b"one\n \ntwo\n").tolist()
+        [0, 6]
+    """
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
     # Only lines that begin with white space may be blank: few, so that a loop is fast enough.
-    maybe_blank = np.flatnonzero(_SPACE[raw[starts]]).tolist()
-    blank = [number for number in maybe_blank if not lines[starts[number] : ends[number]].strip()]
+    begins_with_space = _IS_SPACE[raw[starts]]
+    blank = []
+    for number in np.flatnonzero(begins_with_space).tolist():
+        if not lines[starts[number] : ends[number]].strip():
+            blank.append(number)
     return np.delete(starts, blank).astype(np.int64)

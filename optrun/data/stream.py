@@ -23,7 +23,7 @@ from optrun.base.errors import ConfigError
 from optrun.data.cache import cached_result, digest, versions
 from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example, scalar_pieces
-from optrun.data.first_rows import FIRST_ROWS, related_columns, with_empty_columns
+from optrun.data.first_rows import FIRST_ROWS, missing_optional_columns, with_empty_columns
 from optrun.data.formats import one_format, refuse_other_content, streamed_format
 from optrun.data.hub_file import HubFile
 from optrun.data.local_file import LocalFile
@@ -58,7 +58,7 @@ class StreamRows:
     columns: Sequence[str] | None = None
     """Columns that are read; None: all."""
     unselected: StreamRows | None = None
-    """The same rows with all columns; None: these have them."""
+    """The rows with all columns of which these are a selection; None: these have all columns."""
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -75,39 +75,44 @@ class StreamRows:
         A column that only later files have is empty, with the type that it has there.
         """
         first = self.shards[0].head(FIRST_ROWS, self.columns)
-        types = {}
-        for name, number in self._first_with.items():
+        # The types of the columns that the first file lacks.
+        missing_types = {}
+        for name, number in self._first_file_with.items():
             is_selected = self.columns is None or name in self.columns
             if number > 0 and is_selected:
-                types[name] = self.shards[number].head(FIRST_ROWS, [name]).features[name]
-        if not types:
+                missing_types[name] = self.shards[number].head(FIRST_ROWS, [name]).features[name]
+        if not missing_types:
             return first
-        count = len(first) or min(FIRST_ROWS, self.shards[0].rows)  # no columns have no length
-        return with_empty_columns(first, count, types)
+        # A table without columns has no length.
+        count = len(first) or min(FIRST_ROWS, self.shards[0].rows)
+        return with_empty_columns(first, count, missing_types)
 
     @cached_property
-    def _first_with(self) -> dict[str, int]:
-        """Map each column to the number of the first file with it."""
+    def _first_file_with(self) -> dict[str, int]:
+        """Map each column, also an unselected one, to the number of the first file with it.
+
+        Example: files with the columns `text` and `text, tools` give `{"text": 0, "tools": 1}`.
+        """
         if self.unselected is not None:
-            return self.unselected._first_with
-        first_with: dict[str, int] = {}
+            return self.unselected._first_file_with
+        first_file_with: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
             for name in shard.names():
-                first_with.setdefault(name, number)
-        return first_with
+                first_file_with.setdefault(name, number)
+        return first_file_with
 
     @cached_property
     def _unexpected(self) -> frozenset[str]:
-        """Optional columns of chats that no first row of any file has, such as `tools`.
+        """Optional columns of chats that no file has in its first 100 rows, such as `tools`.
 
-        A later row with one of them is refused, since nothing would read it. Empty for parquet,
+        A later row with one of them is refused, since nothing would read it. Empty for rows that
+        are no chats, for all columns together, which are read whatever they are, and for parquet,
         whose footer names every column.
         """
         if self.columns is None or isinstance(self.shards[0], Groups):
             return frozenset()
-        return related_columns(
-            self.columns, self.shards[0].read(0, 1, self.columns)[0], self._first_with
-        )
+        first_row = self.shards[0].read(0, 1, self.columns)[0]
+        return missing_optional_columns(self.columns, first_row, self._first_file_with)
 
     @property
     def column_names(self) -> list[str]:
@@ -126,8 +131,8 @@ class StreamRows:
     def select(self, indices: Iterable[int]) -> Dataset:
         """Return some rows as a table in memory, with all columns of the stream.
 
-        The types of columns are those of `features` for parquet, and of jsonl columns that none of
-        the rows has; else they follow from these rows.
+        A parquet column has the type that `features` has. A jsonl column has the type of its values
+        in these rows; if none of the rows has the column, that of `features`.
 
         Args:
             indices: Numbers of rows, in any order; none: a table without rows.
@@ -143,11 +148,14 @@ class StreamRows:
             cells = {name: [row.get(name) for row in rows] for name in self.column_names}
             return Dataset.from_dict(cells, features=self.features)
         table = table_of(rows)
-        lacking = [name for name in self.column_names if name not in table.column_names]
-        if not lacking:
+        missing_types = {
+            name: self.features[name]
+            for name in self.column_names
+            if name not in table.column_names
+        }
+        if not missing_types:
             return table
-        types = {name: self.features[name] for name in lacking}
-        return with_empty_columns(table, len(rows), types)
+        return with_empty_columns(table, len(rows), missing_types)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -195,7 +203,11 @@ class StreamRows:
 
     @cached_property
     def borders(self) -> np.ndarray:
-        """The first row of each window, and the number of rows; shape (windows + 1,), int64."""
+        """The first row of each window, and the number of rows; shape (windows + 1,), int64.
+
+        No window goes over the end of a file. Example: files of 5 and 3 rows in windows of 2 rows
+        give `[0, 2, 4, 5, 7, 8]`.
+        """
         windows = []
         for begin, end in pairwise([0, *self._ends]):
             windows.append(np.arange(begin, end, self.window))
@@ -205,28 +217,36 @@ class StreamRows:
         """Yield each file with its windows.
 
         Yields:
-            The file, the number of its first window, one past its last, and the borders of these
-            windows as rows of the file.
+            The file, the number of its first window, the number of the next file's first window,
+            and the borders of the windows as rows of the file. Example: of files of 5 and 3 rows in
+            windows of 2 rows the second one comes with the windows 3 up to 5, and `[0, 2, 3]`.
         """
-        begin = 0
-        first = 0
-        for shard, end in zip(self.shards, self._ends, strict=True):
-            last = int(np.searchsorted(self.borders, end))
-            yield shard, first, last, self.borders[first : last + 1] - begin
-            begin = end
-            first = last
+        first_row = 0
+        first_window = 0
+        for shard, end_row in zip(self.shards, self._ends, strict=True):
+            end_window = int(np.searchsorted(self.borders, end_row))
+            borders_in_file = self.borders[first_window : end_window + 1] - first_row
+            yield shard, first_window, end_window, borders_in_file
+            first_row = end_row
+            first_window = end_window
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
-        """The first window of each part of a file that is read as a whole, such as a row group.
+        """The first window of each part of a file, and the number of windows at the end.
 
-        The number of windows is the last value. Shape (parts + 1,), int64.
+        A part is what a file is read in at once, such as a row group; a window belongs to the part
+        of its first row. Shape (parts + 1,), int64.
+
+        Example: a file with windows 0 to 3, whose row groups begin in window 0 and in window 2, and
+        another file with windows 4 to 6 in one row group give `[0, 2, 4, 7]`.
         """
-        is_first = np.ones(len(self.borders), dtype=bool)
-        for shard, first, last, borders in self._windows_of_files():
-            parts = shard.parts(borders[:-1])
-            is_first[first + 1 : last] = parts[1:] != parts[:-1]
-        return np.flatnonzero(is_first)
+        # A window begins a part, unless the window before it is of the same part of the same file.
+        begins_part = np.ones(len(self.borders), dtype=bool)
+        for shard, first_window, end_window, borders in self._windows_of_files():
+            part_of_window = shard.parts(borders[:-1])
+            is_other_part = part_of_window[1:] != part_of_window[:-1]
+            begins_part[first_window + 1 : end_window] = is_other_part
+        return np.flatnonzero(begins_part)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of some columns in each window; shape (windows,), int64."""
@@ -332,11 +352,12 @@ class WindowOrder:
 
     def _shuffle_group(self, number: int) -> np.ndarray:
         """Return the examples of the group of four windows with this number, shuffled."""
-        windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
-        examples = np.concatenate(
-            [np.arange(*self._borders[window : window + 2]) for window in windows]
-        )
-        return generator(self._seed, "window", self._epoch, number).permutation(examples)
+        windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER]
+        examples = [
+            np.arange(self._borders[window], self._borders[window + 1]) for window in windows
+        ]
+        randomness = generator(self._seed, "window", self._epoch, number)
+        return randomness.permutation(np.concatenate(examples))
 
 
 @dataclass(eq=False)
@@ -439,18 +460,25 @@ class StreamedBlocks:
         Up to eight windows, spread evenly, are tokenised, and get the blocks that they need. The
         others are planned by their bytes, with 2 % more tokens per byte than the densest of these
         has. A window that needs more blocks loses the rest; a note says so.
+
+        Example: with blocks of 100 tokens and a densest window of 250 tokens in 1,000 bytes, which
+        gets 3 blocks, a window of 2,000 bytes is expected to have 2,000 * 0.25 * 1.02 = 510 tokens
+        and gets 6 blocks.
         """
-        sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
-        count = len(sizes)
+        window_bytes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
+        count = len(window_bytes)
         if count == 0:
             return np.zeros(0, dtype=np.int64)
-        spread = np.linspace(0, count - 1, min(count, _SAMPLED))
-        sampled = np.unique(spread.round().astype(np.int64))
+        # 1. Count the tokens of up to eight windows from the first to the last one.
+        evenly = np.linspace(0, count - 1, min(count, _SAMPLED))
+        sampled = np.unique(evenly.round().astype(np.int64))
         key = digest("sample-2", self.key, versions(*MAKERS))
-        windows = sampled.tolist()
-        tokens = np.array(cached_result(key, lambda: [self._count_tokens(at) for at in windows]))
-        tokens_per_byte = (tokens / np.maximum(sizes[sampled], 1)).max() * _MARGIN
-        blocks = np.ceil(sizes * tokens_per_byte / self.length).astype(np.int64)
+        tokens = np.array(cached_result(key, lambda: list(map(self._count_tokens, sampled))))
+        # 2. Plan every window by its bytes.
+        tokens_per_byte = tokens / np.maximum(window_bytes[sampled], 1)
+        expected_tokens = window_bytes * (tokens_per_byte.max() * _MARGIN)
+        blocks = np.ceil(expected_tokens / self.length).astype(np.int64)
+        # 3. How full the planned blocks of the counted windows would be shows how good the plan is.
         if len(sampled) < count:
             full = tokens.sum() / max(1, blocks[sampled].sum() * self.length)
             self.notes.append(
@@ -458,18 +486,20 @@ class StreamedBlocks:
                 f" are {full:.1%} full there; a window with more tokens for a byte than {_MARGIN}"
                 " times the most of these loses the rest"
             )
+        # 4. Give the counted windows what they need, rounded up.
         blocks[sampled] = -(-tokens // self.length)
         planned: np.ndarray = np.maximum(blocks, 1)
         return planned
 
     def _count_tokens(self, window: int) -> int:
-        """Tokenise a window, and count its tokens."""
+        """Tokenise a window, and count its tokens: all names of ids have equally many."""
         return len(next(iter(self._ids_of_window(window).values())))
 
     def __len__(self) -> int:
         return int(self._borders[-1])
 
     def __getitem__(self, index: int) -> Example:
+        # Block `number` of the `blocks` blocks of a window; the spans of one block are one span.
         window, number, _ = next(spans(self._borders[1:], index, index + 1))
         blocks = int(self._borders[window + 1] - self._borders[window])
         example = {}
@@ -484,6 +514,10 @@ class StreamedBlocks:
     def _ids_of_window(self, window: int) -> dict[str, np.ndarray]:
         """Return the ids of all rows of a window by name, joined; four windows stay in memory.
 
+        Returns:
+            For each name of ids, such as `input_ids`, an array of shape (tokens,), int32; empty for
+            a window whose rows have no tokens.
+
         Raises:
             ConfigError: A row cannot be encoded.
         """
@@ -492,18 +526,17 @@ class StreamedBlocks:
             begin, end = self.rows.borders[window : window + 2].tolist()
             rows = self.rows.read(begin, end)
             try:
-                encoded_rows = self.encode(rows)
+                ids_by_name = self.encode(rows)
             except ConfigError as error:
                 raise ConfigError(
                     f"{self.rows.where(begin)} to {end - begin - 1:,} after it: {error}"
                 ) from error
             joined = {}
             for name in self.empty:
-                ids_of_rows = [np.zeros(0, dtype=np.int32)]
-                ids_of_rows.extend(
-                    np.asarray(ids, dtype=np.int32) for ids in encoded_rows.get(name, ())
-                )
-                joined[name] = np.concatenate(ids_of_rows)
+                parts = [np.zeros(0, dtype=np.int32)]  # for rows without any tokens
+                for ids in ids_by_name.get(name, ()):
+                    parts.append(np.asarray(ids, dtype=np.int32))
+                joined[name] = np.concatenate(parts)
             return joined
 
         return self._recent.read(window, encode_rows)

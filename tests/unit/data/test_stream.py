@@ -449,7 +449,9 @@ def test_the_columns_that_belong_to_chats_are_those_that_chats_take_in() -> None
     for layout, names in chat._REQUIRED_COLUMNS.items():
         wanted = {*chat._OPTIONAL_COLUMNS.get(layout, ()), chat._TOOLS, chat._TEMPLATE_KWARGS}
         assert (
-            first_rows.related_columns(names, dict.fromkeys(names, chats["messages"]), names)
+            first_rows.missing_optional_columns(
+                names, dict.fromkeys(names, chats["messages"]), names
+            )
             == wanted
         )
 
