@@ -105,41 +105,46 @@ class Generalisation:
 
 
 def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
-    """Choose the verdict on how well a run generalises, by the values of its summary.
+    """Judge how well a run generalises, from the values of its summary.
 
-    See `_verdict` for the rules. One is added here: if more than half of the evaluation texts are
-    training texts, the verdict is `seen`, unless the model is no better.
+    The model has to do better than a floor: always answering the most frequent class, or where
+    there are no classes, the loss before training. `_verdict` has the rules. One is added here: if
+    more than half of the evaluation texts are training texts, the verdict is `seen`, unless it is
+    `no_better`.
 
     Args:
         summary: Values of `summary.json`.
 
     Returns:
-        None if the summary lacks the main metric, the loss of the same evaluation (eval/loss for
-        eval/accuracy), the step, or both floors: the loss before training, and the accuracy of
-        always answering the majority class.
+        The verdict with its figures. None if the summary lacks the main metric, the loss of the
+        same evaluation (eval/loss for eval/accuracy), the step, or both floors.
     """
     metric = lookup(summary, "main_metric", "name")
     step = summary.get("global_step")
     if not isinstance(metric, str):
         return None
-    name = loss_beside(metric)
-    after = _value(summary, "last", name)
+    loss = loss_beside(metric)
+    after = _value(summary, "last", loss)
     train = _value(summary, "last", "train/loss")
-    before = _value(summary, "before_training", name)
-    majority = _majority(summary, name)
+    before = _value(summary, "before_training", loss)
+    majority = _compare_with_majority(summary, loss)
     if after is None or not isinstance(step, int) or (majority is None and before is None):
         return None
-    seen, texts = _seen(summary, name)
+    seen, texts = _count_seen_texts(summary, loss)
     verdict = _verdict(after, before, train, majority)
     if verdict is not Verdict.no_better and seen > HALF * texts:
         verdict = Verdict.seen
-    return Generalisation(verdict, step, name, after, before, train, majority, seen, texts)
+    return Generalisation(verdict, step, loss, after, before, train, majority, seen, texts)
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Write the verdict on an ended run as a sentence.
+    """Write the verdict on a run as one line of text; empty if none can be given.
 
-    Empty if there is none, or if it was made at another step than the last.
+    Empty, too, if the recorded verdict is of another step than `global_step`: that of the run's
+    end, where the card describes an earlier checkpoint.
+
+    Example: "generalises: eval/loss 1.2 (before training 4.1), train/loss 1.1 over the last logged
+    steps".
     """
     if lookup(summary, "generalisation", "step") != summary.get("global_step"):
         return ""
@@ -155,7 +160,7 @@ def _verdict(
         after: eval/loss at the end.
         before: The same before training; None: it was not evaluated.
         train: train/loss at the end; None: not logged.
-        majority: The most frequent class; None: the task has none.
+        majority: The model against always answering one class; None: there are no classes.
 
     Returns:
         The floor is the accuracy of the majority class, or without classes a fall of eval/loss by
@@ -164,82 +169,106 @@ def _verdict(
         without classes it fell by less than 10 %; `partly` if eval/loss fell by less than half as
         much as train/loss; else `generalises`.
     """
-    eval_gain = math.nan if before is None else before - after
-    train_gain = math.nan if before is None or train is None else before - train
-    has_improved = before is not None and eval_gain > LEAST * abs(before)
+    if before is None:  # how far a loss has fallen is unknown
+        beats_majority = majority is not None and majority.beaten
+        return Verdict.better if beats_majority else Verdict.no_better
+    eval_fall = before - after
+    train_fall = 0.0 if train is None else before - train
+    has_improved = eval_fall > LEAST * abs(before)
     beats_floor = has_improved if majority is None else majority.beaten
     if not beats_floor:
-        # Comparisons with NaN are false: without a loss before training nothing is memorised.
-        fits_training = before is not None and train_gain > HALF * abs(before)
-        if fits_training and not has_improved:
+        if train_fall > HALF * abs(before) and not has_improved:
             return Verdict.memorised
         return Verdict.no_better
-    if before is None or (majority is None and eval_gain < ENOUGH * abs(before)):
+    if majority is None and eval_fall < ENOUGH * abs(before):
         return Verdict.better
-    if train_gain > 0 and eval_gain < HALF * train_gain:
+    if train_fall > 0 and eval_fall < HALF * train_fall:
         return Verdict.partly
     return Verdict.generalises
 
 
-def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
+def _count_seen_texts(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
     """Count the evaluation texts also in the training texts, and all evaluation texts.
 
-    Both are 0 if the summary does not record them.
+    Both are 0 if the summary does not record them, as for a set without such texts.
+
+    Args:
+        summary: Values of `summary.json`.
+        loss: Names the evaluation set, as in `eval/dev/loss`.
     """
-    counts = lookup(summary, "data", "eval_seen", _set_of(loss))
-    match counts:
+    match lookup(summary, "data", "eval_seen", _set_of(loss)):
         case [int(seen), int(texts)]:
             return seen, texts
     return 0, 0
 
 
 def _set_of(loss: str) -> str:
+    """Name the evaluation set of a loss; empty if the run has only one.
+
+    Example:
+        >>> _set_of("eval/loss"), _set_of("eval/dev/loss")
+        ('', 'dev')
+    """
     return loss.removeprefix("eval").removesuffix("loss").strip("/")
 
 
-def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
-    """Compare the model with always answering the most frequent class, from the summary's table.
+def _compare_with_majority(summary: Mapping[str, object], loss: str) -> Majority | None:
+    """Compare the model with always answering the most frequent class, by McNemar's test.
 
-    None without a table of the last step in which each example has one class.
+    The model beats that answer if it is right more often by two standard errors.
 
-    The model is right and that answer wrong on the n1 examples of other classes that the model gets
-    right; the reverse holds on the n2 examples of the majority class that it gets wrong. n1 - n2
-    has the standard error sqrt(n1 + n2); the model beats the answer if it exceeds two of these.
+    Example: of 100 examples, 60 are of class a and 40 of b; the model has 55 of a right and 30 of
+    b. So it alone is right on 30, and "always a" alone on 60 - 55 = 5. The difference, 25, is more
+    than 2 * sqrt(30 + 5) = 11.8: beaten.
+
+    Args:
+        summary: Values of `summary.json`, with the support and recall of each class.
+        loss: Names the evaluation set, as in `eval/dev/loss`.
+
+    Returns:
+        None if the summary has no classes for the set, or those of another step than its last, or
+        if an example may have several labels.
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated
         proportions.
     """
+    # Read how many examples each class has, and how many of them the model has right.
     if lookup(summary, "classes", "step") != summary.get("global_step"):
         return None
     rows = lookup(summary, "classes", "sets", _set_of(loss), "classes")
-    if (
-        not isinstance(rows, list)
-        or not rows
-        or not all(isinstance(row, Mapping) and "class" in row for row in rows)
-    ):
+    if not isinstance(rows, list):
         return None
+    if not all(isinstance(row, Mapping) and "class" in row for row in rows):
+        return None  # rows of labels or entities, of which an example may have several
     supports = [int(row.get("support") or 0) for row in rows]
     right = [
-        round(float(row.get("recall") or 0.0) * count)
-        for row, count in zip(rows, supports, strict=True)
+        round(float(row.get("recall") or 0.0) * support)
+        for row, support in zip(rows, supports, strict=True)
     ]
-    most = supports.index(max(supports))
     examples = sum(supports)
     if not examples:
         return None
-    only_model_right = sum(right) - right[most]
-    only_majority_right = supports[most] - right[most]
+
+    # Count the examples on which only one of the two is right.
+    majority = supports.index(max(supports))
+    only_model_right = sum(right) - right[majority]
+    only_majority_right = supports[majority] - right[majority]
+    lead = only_model_right - only_majority_right
     standard_error = math.sqrt(only_model_right + only_majority_right)
-    beaten = only_model_right - only_majority_right > STANDARD_ERRORS * standard_error
     return Majority(
-        str(rows[most]["class"]), supports[most] / examples, sum(right) / examples, examples, beaten
+        str(rows[majority]["class"]),
+        accuracy=supports[majority] / examples,
+        model_accuracy=sum(right) / examples,
+        examples=examples,
+        beaten=lead > STANDARD_ERRORS * standard_error,
     )
 
 
 def _value(summary: Mapping[str, object], section: str, name: str) -> float | None:
-    """Look up the value of a metric in a section of the summary.
+    """Look up the value of a metric in a section of `metrics` of the summary.
 
-    None if it is missing, or if the section is that before training and it is not finite.
+    None if it is missing. A value `before_training` that is not finite counts as missing, because
+    no fall can be measured from it; a last one counts: the run diverged.
     """
     value = lookup(summary, "metrics", section, name)
     if not isinstance(value, int | float) or (
