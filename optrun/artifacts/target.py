@@ -52,7 +52,8 @@ class Target:
         """The run at the path, or the run of the checkpoint at the path.
 
         Raises:
-            ConfigError: The path is neither a run nor a checkpoint.
+            ConfigError: The path is neither a run nor a checkpoint. The message says what to do
+                with a model, or names up to three runs beneath the path.
         """
         if self.kind == "checkpoint":
             return RunDir(self.path.resolve().parent.parent)
@@ -91,7 +92,8 @@ class Target:
     def complete_checkpoint(self) -> Path:
         """Return the named checkpoint after a check, or the run's newest complete one.
 
-        For a run, prints which newer ones were skipped as damaged, and where the best one is.
+        All bytes are read for the check. For a run, writes to stderr which newer ones were skipped
+        as damaged, and where the best one is if that is another one.
 
         Raises:
             ConfigError: The path is neither a run nor a checkpoint.
@@ -123,13 +125,17 @@ class Target:
     def locked_checkpoint(self) -> Iterator[Path]:
         """Choose a checkpoint as `complete_checkpoint`, and lock it against deletion by its run.
 
-        If it is deleted before it is locked, another one is chosen.
+        A run that trains meanwhile may delete it before it is locked: then another one is chosen,
+        until one is locked.
+
+        Yields:
+            The folder of the checkpoint, locked until the block ends.
 
         Raises:
             ConfigError: As `complete_checkpoint`.
-            CheckpointError: As `complete_checkpoint`.
+            CheckpointError: As `complete_checkpoint`, and no checkpoint came or went meanwhile.
         """
-        with ExitStack() as stack:
+        with ExitStack() as locks:
             while True:
                 folders = checkpoint_folders(self.run)
                 try:
@@ -137,9 +143,9 @@ class Target:
                 except CheckpointError:
                     if checkpoint_folders(self.run) == folders:
                         raise
-                    continue
-                with suppress(CheckpointError):
-                    stack.enter_context(reading(folder))
+                    continue  # it was deleted while it was checked
+                with suppress(CheckpointError):  # it is being deleted
+                    locks.enter_context(reading(folder))
                     if folder.is_dir():
                         break
                 time.sleep(_LOOK_SECONDS)
@@ -147,32 +153,38 @@ class Target:
 
 
 def locate(value: str, key: str = "") -> Target:
-    """Resolve a typed path to a run, a checkpoint or another folder.
+    """Resolve a typed path to a run, a checkpoint, a model or another path.
 
-    `checkpoints/` means its run; `best` and `last` in it mean the checkpoints that they name.
+    What each path becomes, in RUN, a run directory:
+
+    - RUN, RUN/checkpoints: the run at RUN
+    - RUN/checkpoints/step-00000100: that checkpoint; so is any folder with its manifest
+    - RUN/checkpoints/best, .../last: the checkpoint that this file names
+    - RUN/model, or another folder with *.safetensors: a model
+    - anything else that exists, a file too: `other`
+
+    A checkpoint need not be complete or undamaged.
 
     Args:
-        value: The typed path.
-        key: The typed key with `=`, for messages.
+        value: The typed path; a leading `~` is expanded.
+        key: The typed key with `=`, such as `resume=`, for messages. Empty: a bare argument.
 
     Raises:
-        ConfigError: The path does not exist.
-        CheckpointError: The path is a link among checkpoints.
+        ConfigError: The path does not exist, or is a URL; the message names a near one.
+        CheckpointError: The path is a link in `checkpoints/`.
     """
     refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = expand_home(value)
     typed = f"{key}{value}"
     if not path.exists():
-        folders = path.parent.glob("*/") if path.parent.is_dir() else ()
-        keywords = ("latest", "auto") if key == "resume=" else ()
-        close = nearest(value, (*keywords, *(str(folder) for folder in folders)))
-        hint = f" Did you mean {key}{close[0]}?" if close else ""
-        if value == "latest":
-            hint = " Only resume=latest finds the last run; elsewhere give outputs/DATE/TIME."
-        raise ConfigError(f"{typed}: no such directory (looked from {Path.cwd()}).{hint}")
+        raise ConfigError(
+            f"{typed}: no such directory (looked from {Path.cwd()}).{_nearest_path(value, key)}"
+        )
+    # `best` and `last` are files that hold the name of a checkpoint beside them.
     if path.is_file() and path.parent.name == CHECKPOINTS:
         name = read_text(path, errors="replace").strip()
-        path = path.parent / name if parse_step(name) is not None else path
+        if parse_step(name) is not None:
+            path = path.parent / name
     if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
         raise CheckpointError(
             f"{typed}: a link: what lies outside of a run directory is not read as part of it."
@@ -185,8 +197,24 @@ def locate(value: str, key: str = "") -> Target:
         path = path.parent
     if RunDir(path).is_run():
         return Target(typed, path, "run")
-    is_model = any(path.glob("*.safetensors"))
-    return Target(typed, path, "model" if is_model else "other")
+    if any(path.glob("*.safetensors")):
+        return Target(typed, path, "model")
+    return Target(typed, path, "other")
+
+
+def _nearest_path(value: str, key: str) -> str:
+    """Suggest what was meant by a path that does not exist; empty if nothing is near.
+
+    Args:
+        value: The typed path.
+        key: The typed key with `=`; `resume=` also takes the words `latest` and `auto`.
+    """
+    if value == "latest":
+        return " Only resume=latest finds the last run; elsewhere give outputs/DATE/TIME."
+    folders = expand_home(value).parent.glob("*/")
+    keywords = ("latest", "auto") if key == "resume=" else ()
+    close = nearest(value, (*keywords, *map(str, folders)))
+    return f" Did you mean {key}{close[0]}?" if close else ""
 
 
 def find_target(value: str, run_dir: Path | None) -> Target | None:
@@ -230,9 +258,14 @@ def find_target(value: str, run_dir: Path | None) -> Target | None:
 
 
 def _latest_run(run_dir: Path | None) -> Path | None:
-    """Find the run in `outputs/` with the latest start, or take the run in `run_dir`.
+    """Find the run in `outputs/` that was started last, or take the run in `run_dir`.
 
-    None if there is none that wrote a summary, or if training in `run_dir` has not begun.
+    Args:
+        run_dir: The only place to look; None: everywhere in `outputs/`, by `started_at` in the
+            summary.
+
+    Returns:
+        None if no run in `outputs/` wrote a summary, or if training in `run_dir` has not begun.
     """
     if run_dir is not None:
         run = RunDir(run_dir)
