@@ -92,7 +92,11 @@ def hardware(device: str, threads: int) -> dict[str, object]:
 
 
 def _processor() -> str:
-    """Name the processor of this machine."""
+    """Name the processor of this machine.
+
+    It is the "model name" of Linux, such as "AMD EPYC 7763 64-Core Processor"; elsewhere what
+    Python knows, perhaps only the architecture.
+    """
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():
@@ -104,9 +108,11 @@ def _processor() -> str:
 def config_digest(values: Mapping[str, object]) -> str:
     """Digest the result-deciding values of a resolved configuration.
 
+    Two runs with the same digest compute the same, up to rounding and the device.
+
     Args:
-        values: The resolved configuration, as plain values. Names, logging, saving, tracking and
-            hardware are left out; lr counts once, at the top level.
+        values: The resolved configuration, as plain values; see `result_deciding_values` for what
+            counts.
 
     Returns:
         16 hexadecimal digits.
@@ -118,9 +124,21 @@ def config_digest(values: Mapping[str, object]) -> str:
 def result_deciding_values(values: PlainMapping) -> PlainDict:
     """Select the values of a resolved configuration that decide the result of the run.
 
+    Names, logging, saving, tracking and hardware are left out. Some of their keys come back where
+    they decide something: the metric of early stopping, for instance, see `conditional_keys`.
+
     Args:
-        values: The resolved configuration, as plain values.
+        values: The resolved configuration, as plain values; not changed.
+
+    Returns:
+        Values nested as before. `branch_from` is the digest of the checkpoint, wherever it lies,
+        and `training.ranks` is new where the batch grows with the ranks.
+
+    Example:
+        >>> result_deciding_values({"lr": 0.1, "run_name": "a", "optimizer": {"default_lr": 1.0}})
+        {'lr': 0.1, 'optimizer': {}}
     """
+    # 1. Whole groups and keys.
     result = {
         key: value
         for key, value in values.items()
@@ -133,6 +151,7 @@ def result_deciding_values(values: PlainMapping) -> PlainDict:
             result["branch_from"] = trunk.digest  # wherever the checkpoint lies
     if isinstance(values.get("training"), Mapping):
         result["training"] = _result_deciding_training(values)
+    # 2. Single keys of groups that are left out, `checkpoint` and `distributed`.
     training = values.get("training") or {}
     conditional = conditional_keys(
         training.get("early_stopping_patience"),
@@ -143,6 +162,7 @@ def result_deciding_values(values: PlainMapping) -> PlainDict:
         chosen = values.get(group)
         if isinstance(chosen, Mapping) and chosen.get(key) is not None:
             result.setdefault(group, {})[key] = chosen[key]
+    # 3. Factors of the default lr: they have done their work once `lr` is resolved.
     for group, key in _DERIVED:
         chosen = result.get(group)
         if isinstance(chosen, Mapping):
@@ -161,7 +181,14 @@ _DERIVED = (
 
 
 def _result_deciding_training(values: PlainMapping) -> PlainDict:
-    """Select the result-deciding keys of `training`; add `ranks` if the batch depends on them."""
+    """Select the result-deciding keys of `training`; add `ranks` if the batch depends on them.
+
+    Args:
+        values: The whole configuration, with `training` and perhaps `distributed`.
+
+    Returns:
+        Keys of `training`, without those in `TRAINING_KEYS_WITHOUT_EFFECT`.
+    """
     training = values["training"]
     result = {
         key: value for key, value in training.items() if key not in TRAINING_KEYS_WITHOUT_EFFECT
@@ -176,7 +203,17 @@ def _result_deciding_training(values: PlainMapping) -> PlainDict:
 def conditional_keys(
     early_stopping_patience: object, on_nonfinite: object, branch_from: object
 ) -> Iterator[tuple[str, str]]:
-    """Yield group and name of keys that change the result only with these values."""
+    """Yield group and name of keys that change the result only with these values.
+
+    Args:
+        early_stopping_patience: `training.early_stopping_patience`.
+        on_nonfinite: `training.on_nonfinite`.
+        branch_from: `branch_from`.
+
+    Example:
+        >>> list(conditional_keys(3, "skip", None))
+        [('checkpoint', 'metric'), ('checkpoint', 'mode')]
+    """
     if early_stopping_patience is not None:  # the metric decides when training ends
         yield "checkpoint", "metric"
         yield "checkpoint", "mode"
