@@ -49,8 +49,8 @@ from optrun.artifacts.checkpoint import (
     Snapshot,
     load_checkpoint,
     make_checkpoints_dir,
+    read_local_parts,
     save_checkpoint,
-    slices_of,
 )
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
@@ -126,7 +126,7 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
             "whole, read": alone(rank, lambda: load_checkpoint(whole)),
             "sharded, read by one process": alone(rank, lambda: load_checkpoint(sharded)),
             "sharded, read by its ranks": measured(
-                lambda: slices_of(load_checkpoint(sharded, lazy=True), weights)
+                lambda: read_local_parts(load_checkpoint(sharded, lazy=True), weights)
             ),
         }
 

@@ -83,7 +83,10 @@ class AsyncWriter:
         return self._thread is not None and not self._thread.is_alive()
 
     def start(self, request: SaveRequest) -> None:
-        """Start to write; the result of the previous save must have been taken."""
+        """Start to write in a thread and return at once.
+
+        The result of the previous save must have been taken, see `busy`.
+        """
         assert self._thread is None, "one save at a time"
         self._thread = threading.Thread(
             target=self._work, args=(request,), name="optrun-saver", daemon=True
@@ -91,10 +94,14 @@ class AsyncWriter:
         self._thread.start()
 
     def result(self, *, wait: bool) -> Result | None:
-        """Take the result of the last save.
+        """Take the result of the last save; a failed save is a result, too, and nothing is raised.
 
         Args:
-            wait: Wait for the result; otherwise None if it is not ready.
+            wait: Wait for the result, however long the disk takes.
+
+        Returns:
+            None if no save was started since the last result, or if it is not ready and `wait` is
+            false.
         """
         if self._thread is None or (not wait and self._thread.is_alive()):
             return None
@@ -108,9 +115,10 @@ class AsyncWriter:
         return result
 
     def _work(self, request: SaveRequest) -> None:
-        """Write the checkpoint of a request, delete expired ones, and keep the result or error.
+        """Write the checkpoint of a request and delete expired ones; the body of the thread.
 
-        `checkpoints/best` then names the best complete checkpoint.
+        `checkpoints/best` then names the best complete checkpoint. The outcome goes to
+        `self._result`, errors too; one of the disk becomes a StorageError.
         """
         start_time = time.monotonic()
         folder = None
@@ -119,9 +127,10 @@ class AsyncWriter:
             folder = save_checkpoint(self.run, request.snapshot, request.before_commit, self.saving)
             if self.retention is not None:
                 self.retention.trust(folder)
-                best = self.retention.complete(request.ranked, request.keep_best)
-                point_best(self.run, best[0] if best else None)
-                self.retention.delete_expired({*best, *request.keep, request.snapshot.global_step})
+                best_steps = self.retention.complete(request.ranked, request.keep_best)
+                point_best(self.run, best_steps[0] if best_steps else None)
+                step = request.snapshot.global_step
+                self.retention.delete_expired({*best_steps, *request.keep, step})
         except OSError as refused:
             error = StorageError(
                 f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."

@@ -34,29 +34,38 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
     """Turn a library's error while it writes into a StorageError if the disk caused it.
 
-    The block must not delete what the library wrote: the test for a full disk needs it.
+    An OSError always counts. After any other error the disk itself is tried, so the block must not
+    delete what the library wrote: a full disk would have room again.
+
+    Args:
+        path: What is written in the block.
 
     Raises:
-        StorageError: The disk refused the write.
+        StorageError: The disk refused the write. Other errors are raised unchanged.
     """
     try:
         yield
     except StorageError:
         raise
     except Exception as error:
-        # Safetensors and tokenizers pass on a text alone, so the disk itself is asked.
-        refusal = error if isinstance(error, OSError) else _refusal_of_disk(path)
+        # Errors of safetensors and tokenizers do not tell that the disk was full.
+        refusal = error if isinstance(error, OSError) else _try_to_write_beside(path)
         if refusal is None:
             raise
         reason = refusal.strerror or refusal
         raise StorageError(f"{path}: cannot be written: {reason}.") from refusal
 
 
-def _refusal_of_disk(path: Path) -> OSError | None:
-    """Write some bytes beside a path to learn whether the disk takes them."""
+def _try_to_write_beside(path: Path) -> OSError | None:
+    """Write 1 MiB beside a path and delete it, to learn whether the disk takes it.
+
+    Returns:
+        The error of the disk. None if the disk takes the bytes, or if the folder is missing, so
+        that nothing is known.
+    """
     probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_bytes(probe, bytes(MARGIN))
@@ -186,7 +195,8 @@ def commit_folder(temporary: Path, folder: Path) -> None:
 def remove_folder(folder: Path) -> None:
     """Delete a folder written by optrun; links are deleted, never followed.
 
-    The folder is renamed first, so that a killed deletion leaves nothing that looks complete.
+    The folder is renamed to `.deleting-NAME` first, so that a killed deletion leaves nothing that
+    looks complete. What such a deletion left there is deleted, too.
     """
     if folder.is_symlink():
         folder.unlink()

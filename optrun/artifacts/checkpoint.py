@@ -108,10 +108,11 @@ def save_checkpoint(
     folder = run.checkpoint(snapshot.global_step)
     temporary = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
-        path = call_on_first(saving, lambda: _make_temporary_folder(folder, temporary, snapshot))
-        if path is None:
-            return folder
-        content = write_content(path, _sections(snapshot), saving)
+        # The first rank's folder is for all: the name holds a process id.
+        shared = call_on_first(saving, lambda: _make_temporary_folder(folder, temporary, snapshot))
+        if shared is None:
+            return folder  # the same checkpoint exists already
+        content = write_content(shared, _sections(snapshot), saving)
 
         def commit() -> None:
             write_manifest(temporary, snapshot.metadata, content)
@@ -143,7 +144,15 @@ def _make_temporary_folder(folder: Path, temporary: Path, snapshot: Snapshot) ->
     """Create the temporary folder of a checkpoint; None if the same checkpoint exists already.
 
     A damaged checkpoint of this step is renamed first. One with other counters stays until the new
-    one replaces it.
+    one replaces it. A temporary folder that an earlier save left is emptied.
+
+    Args:
+        folder: Where the checkpoint will be.
+        temporary: The folder to create.
+        snapshot: What is to be saved.
+
+    Returns:
+        `temporary`, or None.
 
     Raises:
         StorageError: The disk has no room.
@@ -204,11 +213,19 @@ def _advise_on_space(run: RunDir, snapshot: Snapshot) -> str:
 
 
 def _discard(temporary: Path, folder: Path, saving: ProcessGroup | None) -> None:
-    """Delete the leftovers of a failed save and restore what it replaced; rank 0 only."""
+    """Delete the leftovers of a failed save and restore what it replaced.
+
+    Other ranks than the first do nothing. Errors of the disk are ignored: the next save or the next
+    start of the run cleans up.
+
+    Args:
+        temporary: The unfinished folder.
+        folder: Where the checkpoint would be; an older one may have been renamed to make room.
+        saving: Ranks that save together.
+    """
     if rank_of(saving) != 0:
         return
     replaced = folder.with_name(f"{REPLACED}{folder.name}")
-    # What cannot be done now is done before the next save, or at the next start.
     with contextlib.suppress(OSError):
         if replaced.is_dir() and not folder.exists():
             replaced.rename(folder)
@@ -217,9 +234,11 @@ def _discard(temporary: Path, folder: Path, saving: ProcessGroup | None) -> None
 
 
 def refuse_not_finite(snapshot: Snapshot) -> None:
-    """Refuse a snapshot with NaN or infinite tensors.
+    """Refuse a snapshot with NaN or infinite weights, or NaN in the optimizer's state.
 
-    They would end every run that continues from the checkpoint.
+    They would end every run that continues from the checkpoint. Only the weights in
+    `snapshot.finite` are checked; if it is empty, so that none is expected to be finite, nothing
+    is. Infinities in the optimizer's state pass.
 
     Raises:
         NonFiniteError: The message names the first such tensor.
@@ -273,6 +292,8 @@ def load_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
 def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
     """Read a checkpoint that this rank or another one has just verified.
 
+    The bytes of tensors are not checked again.
+
     Args:
         folder: The checkpoint.
         lazy: Leave the tensors in their files until they are used.
@@ -289,27 +310,28 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
         raise CheckpointError(
             f"{path}: step {state.get('global_step')}, the manifest says {manifest.step}."
         )
-    model, optimizer = (
+    model, optimizer = [
         StoredTensors([folder / file for file in files], manifest.tensors[section])
         for section, files in manifest.sections.items()
-    )
+    ]
     snapshot = Snapshot(manifest.step, model, optimizer, CheckpointMetadata.from_dict(state))
     if lazy:
         return snapshot
     return replace(snapshot, model=dict(model), optimizer=dict(optimizer))
 
 
-def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Read this rank's shards of a lazily loaded checkpoint; no rank holds the full state.
+def read_local_parts(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
+    """Read this rank's part of each tensor of a checkpoint; no rank holds the full state.
 
     Args:
-        snapshot: A snapshot that was loaded lazily.
+        snapshot: A snapshot that was loaded lazily; it stays as it is.
         params: Name -> parameter or buffer of the model, in memory. A weight is sharded as the
             parameter of its name, and optimizer state `NAME/KEY` as parameter NAME, if the shapes
             are equal; all other tensors are read in full.
 
     Returns:
-        A snapshot with the tensors in memory, in the dtypes of the file.
+        A copy of the snapshot with the tensors in memory, in the dtypes of the file: a DTensor
+        where the parameter is one, else a plain tensor.
 
     Raises:
         CheckpointError: A tensor cannot be read.
@@ -319,6 +341,7 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
         assert isinstance(stored, StoredTensors), "load it with lazy=True"
         tensors = {}
         for name in stored:
+            # Optimizer state, as `encoder.weight/exp_avg`, is cut as its parameter is.
             param_name = name if name in params else name.partition("/")[0]
             tensors[name] = stored.read(name, params.get(param_name))
         sections.append(tensors)
@@ -347,7 +370,17 @@ def _read(path: Path) -> tuple[bytes, PlainDict]:
 
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:
-    """Rename a checkpoint so that nothing uses it, and keep it for inspection."""
+    """Rename a checkpoint so that nothing uses it, and keep it for inspection.
+
+    `step-00000100` becomes `damaged-step-00000100-1`, or `-2` and so on if that name is taken.
+
+    Args:
+        folder: The checkpoint.
+        why: First word of the new name.
+
+    Returns:
+        The new path.
+    """
     for number in count(1):
         renamed = folder.with_name(f"{why}-{folder.name}-{number}")
         if not renamed.exists():

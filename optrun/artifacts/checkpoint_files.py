@@ -64,6 +64,7 @@ def write_content(temporary: Path, sections: Sections, saving: ProcessGroup | No
     """
     if saving is not None:
         return _write_sharded(temporary, sections, saving)
+    # Two files, `model.safetensors` and `optimizer.safetensors`.
     files = {
         name: write_tensors(temporary / name, part)
         for name, part in zip(TENSOR_FILES, sections, strict=True)
@@ -74,7 +75,11 @@ def write_content(temporary: Path, sections: Sections, saving: ProcessGroup | No
 def _write_sharded(temporary: Path, sections: Sections, saving: ProcessGroup) -> Content:
     """Write this rank's shards of all sections, flushed; return the entries of all ranks.
 
-    Every rank must call it. The entries are sorted by path, and the mesh is that of the model.
+    Every rank must call it. A rank writes at most one file in each of the folders `model/` and
+    `optimizer/`.
+
+    Returns:
+        The same on every rank. Its files are sorted by path, and its mesh is that of the model.
     """
     rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
@@ -105,7 +110,13 @@ def _described(sections: Sections) -> list[dict[str, TensorEntry]]:
 def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGroup | None) -> None:
     """Refuse ranks with different steps or tensors to save.
 
-    Their checkpoint would hold a state of the run that never existed.
+    Their checkpoint would hold a state of the run that never existed. Compared are the step and the
+    name, dtype and full shape of each tensor, not the values.
+
+    Args:
+        global_step: The step that this rank saves.
+        sections: Its tensors.
+        saving: Ranks that save together; None: this process alone, with nothing to compare.
 
     Raises:
         OptrunError: Raised on every rank; the message names the first rank that differs from rank
@@ -130,6 +141,11 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
 
 def write_manifest(temporary: Path, metadata: CheckpointMetadata, content: Content) -> None:
     """Write the metadata of a checkpoint beside its tensors, the manifest last.
+
+    Args:
+        temporary: The temporary folder; `state.json` and `manifest.json` are new in it.
+        metadata: Becomes `state.json`; the manifest repeats run, step and digest of the config.
+        content: What the manifest says of the tensors.
 
     Raises:
         OSError: The disk refused the write.

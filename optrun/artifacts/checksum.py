@@ -59,8 +59,13 @@ class Entry:
     def read(cls, values: PlainMapping) -> Self:
         """Read an entry of a manifest; the key of the checksum names its algorithm.
 
+        Example:
+            >>> Entry.read({"name": "a.txt", "size": 3, "sha256": "ba78"})
+            Entry(size=3, hexdigest='ba78', algorithm='sha256')
+
         Raises:
             ValueError: There is no checksum, or more than one.
+            KeyError: There is no size.
         """
         (algorithm,) = ALGORITHMS.keys() & values.keys()
         return cls(int(values["size"]), str(values[algorithm]), algorithm)
@@ -71,23 +76,37 @@ class Entry:
 
 
 def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None = None) -> Hash:
-    """Digest a file from its current position, in pieces.
+    """Digest a file from its current position, 4 MiB at a time.
+
+    Equals `hashlib.sha256(file.read(size))` without holding the bytes in memory.
 
     Args:
         file: The file, at the position where the digested part begins.
         algorithm: One of `ALGORITHMS`.
-        size: Number of bytes; None: up to the end.
+        size: Number of bytes; None: up to the end. A shorter file is digested to its end.
+
+    Returns:
+        The hash; its `hexdigest()` is the checksum.
     """
     total = ALGORITHMS[algorithm]()
-    piece = memoryview(bytearray(_PIECE))
-    while count := file.readinto(piece[:size]):
-        total.update(piece[:count])
-        size = None if size is None else size - count
+    buffer = memoryview(bytearray(_PIECE))
+    while count := file.readinto(buffer[:size]):  # buffer[:None] is all of it
+        total.update(buffer[:count])
+        if size is not None:
+            size -= count
     return total
 
 
 def file_problem(path: Path, entry: Entry) -> str | None:
-    """Describe the damage of one file; None if there is none."""
+    """Describe the damage of one file, after reading all of it; None if there is none.
+
+    Args:
+        path: The file.
+        entry: Size and checksum when it was written.
+
+    Raises:
+        OSError: The file exists, and cannot be read.
+    """
     try:
         kind = kind_of(path)
         size = path.lstat().st_size

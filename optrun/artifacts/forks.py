@@ -5,7 +5,6 @@ Users know a fork as a branch, because the key is called `branch_from`.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import re
@@ -97,7 +96,11 @@ class Fork:
 
     @classmethod
     def of(cls, summary: Mapping[str, object]) -> Fork | None:
-        """Read where a run left its trunk; None for a run without one."""
+        """Read where a run left its trunk; None for a run without one.
+
+        Args:
+            summary: Values of `summary.json`; the record is `branch`.
+        """
         record = summary.get("branch")
         if not isinstance(record, dict) or "folder" not in record:
             return None
@@ -140,8 +143,8 @@ def checkpoint_digest(folder: Path) -> str:
 def reading(folder: Path) -> Iterator[None]:
     """Lock a checkpoint for reading: its run does not delete it inside the `with` block.
 
-    It holds a shared kernel lock on the manifest, which ends with the process; nothing is written.
-    On a file system without locks nothing is protected.
+    It holds a shared kernel lock on the manifest, which ends with the process; nothing is written,
+    and any number of processes may hold one. On a file system without locks nothing is protected.
 
     Args:
         folder: A checkpoint.
@@ -159,9 +162,11 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def deleting(folder: Path) -> Iterator[bool]:
-    """Lock a checkpoint for its deletion, unless a process reads it as a trunk.
+    """Lock a checkpoint for its deletion, unless a process holds it by `reading`.
 
-    Yields whether it may be deleted within the block.
+    Yields:
+        Whether it may be deleted within the block: false if a process reads it; true without a
+        manifest, since then nobody can, and on a file system without locks.
     """
     try:
         with _locked(folder, fcntl.LOCK_EX) as granted:
@@ -172,7 +177,17 @@ def deleting(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _locked(folder: Path, kind: int) -> Iterator[bool]:
-    """Try to lock the manifest of a checkpoint; yield whether it is locked."""
+    """Try to lock the manifest of a checkpoint, and yield at once whether that was granted.
+
+    A file system without locks grants everything.
+
+    Args:
+        folder: The checkpoint.
+        kind: `fcntl.LOCK_SH`, which several processes may hold, or `fcntl.LOCK_EX`.
+
+    Raises:
+        CheckpointError: There is no manifest.
+    """
     path = folder / CHECKPOINT_MANIFEST
     try:
         file = open_file(path)
@@ -180,9 +195,8 @@ def _locked(folder: Path, kind: int) -> Iterator[bool]:
         raise CheckpointError(f"{path}: {error.strerror}: no complete checkpoint.") from error
     with file:
         granted = True
-        with contextlib.suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(file, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                granted = False
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except OSError as error:  # any other one than BlockingIOError: there are no locks
+            granted = not isinstance(error, BlockingIOError)
         yield granted

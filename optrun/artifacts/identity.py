@@ -19,6 +19,8 @@ from optrun.base.errors import CheckpointError
 def run_id_of(run: RunDir) -> str | None:
     """Find the id of a run in its summary, or in its checkpoints if the summary has none.
 
+    Checkpoints without a readable manifest, or without an id in it, do not count.
+
     Returns:
         None if neither records it.
 

@@ -89,11 +89,17 @@ class RunLock:
 
 
 def _take(path: Path, descriptor: int) -> None:
-    """Take a lock; go on without one if there are none and the variable `UNLOCKED` is 1.
+    """Take the lock of a run, without waiting for a holder to end.
+
+    On a file system without locks nothing is taken if OPTRUN_UNLOCKED is 1.
+
+    Args:
+        path: The lock file, for messages.
+        descriptor: Of the lock file, open for writing; closing it gives the lock up.
 
     Raises:
         LockedError: Another process holds the lock.
-        StorageError: The file system has no locks.
+        StorageError: The file system has no locks, or refuses this one.
     """
     try:
         if not _try_lock(descriptor):
@@ -110,8 +116,11 @@ def _take(path: Path, descriptor: int) -> None:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Try to take a lock, again after 20 ms: `is_held` of another process takes it for a moment."""
-    for seconds in (_LOOK, 0.0):
+    """Try to take a lock; False if another process holds it.
+
+    A second try follows after 20 ms, since `is_held` of another process takes it for a moment.
+    """
+    for seconds in (_LOOK, 0.0):  # the pause after each try
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -123,13 +132,14 @@ def _try_lock(descriptor: int) -> bool:
 def refuse_held(path: Path) -> None:
     """Refuse a lock file that another process holds; create and keep nothing.
 
-    The lock is taken and released at once. A missing file passes.
+    The lock is taken and released at once. A file that is missing or cannot be opened passes, and
+    so does a file system without locks.
 
     Raises:
         LockedError: Another process holds the lock; the message names process, host and since when.
     """
     with (
-        contextlib.suppress(OSError, StorageError),
+        contextlib.suppress(OSError, StorageError),  # a LockedError is none of them
         _opened(path, os.O_RDWR | os.O_NOFOLLOW) as descriptor,
     ):
         _take(path, descriptor)
@@ -138,7 +148,8 @@ def refuse_held(path: Path) -> None:
 def is_held(path: Path) -> bool:
     """Tell whether any process, this one included, holds a lock.
 
-    Nothing is created or kept, as in `refuse_held`.
+    Nothing is created or kept, as in `refuse_held`. False if the path is missing, or if the file
+    system has no locks.
 
     Args:
         path: A lock file, or the directory of a run that `starting` holds.
@@ -162,13 +173,13 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 @contextmanager
 def starting(path: Path) -> Iterator[None]:
-    """Reserve a run directory for the ranks to start, until rank 0 takes the lock.
+    """Reserve a run directory for the ranks that this process starts, until the block ends.
 
-    The directory itself is locked: no file is created, and rank 0 finds the lock file free. Without
-    effect on a file system without locks.
+    The directory itself is locked and not the lock file: rank 0, a process of its own, has to find
+    that free. No file is created. Without effect on a file system without locks.
 
     Args:
-        path: The lock file.
+        path: The lock file; its folder exists.
 
     Raises:
         LockedError: Another process writes this run, or is starting one there.

@@ -77,32 +77,33 @@ def checksummed_text(
 
 
 def read_checksummed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str, Entry]]:
-    """Read the values and files of a manifest; call it inside `manifest_errors`.
-
-    The format is checked before the checksum, which another version may compute in another way.
+    """Read a manifest and verify its own checksum; call it inside `manifest_errors`.
 
     Args:
         path: The file.
         supported_format: The format that this version reads.
 
+    Returns:
+        The values other than the checksum, and path inside the folder -> entry for each file.
+
     Raises:
-        OtherFormatError: Another format than this version reads.
-        CheckpointError: The checksum does not fit the content, or only the format number was
-            edited.
+        OtherFormatError: An optrun with an earlier or later format wrote the manifest.
+        CheckpointError: The format is no number, or the content changed since it was written.
     """
     values = dict(read_json(path))
     version = values.get("format")
     recorded_checksum = values.pop("sha256", None)
+    # The checksum of another format may be computed in another way, so it proves nothing. If it
+    # fits with the number of this format, only that number was edited.
     is_intact = recorded_checksum == checksum_of({**values, "format": supported_format})
-    if is_intact and version == supported_format:
-        return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
-    if not is_intact:
+    if version != supported_format and not is_intact:
         refuse_format(path, version, supported_format)
-        if version != supported_format:
-            raise CheckpointError(
-                f"{path}: format {str(version)[:20]}, this optrun reads format {supported_format}."
-            )
-    raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
+        raise CheckpointError(
+            f"{path}: format {str(version)[:20]}, this optrun reads format {supported_format}."
+        )
+    if version != supported_format or not is_intact:
+        raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
+    return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
 
 
 @contextmanager
@@ -170,7 +171,7 @@ class CheckpointManifest:
 
 
 def _read_tensor_entries(section: PlainDict) -> dict[str, TensorEntry]:
-    """Read the dtype and shape of each tensor of a section."""
+    """Read the dtype and shape of each tensor of a section, the model's or the optimizer's."""
     entries: dict[str, TensorEntry] = {}
     for name, entry in section.items():
         shape = [int(size) for size in entry["shape"]]
@@ -251,7 +252,7 @@ def refuse_other_format(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path, run_id: str | None) -> None:
-    """Refuse a checkpoint of another run in this run's directory.
+    """Refuse a checkpoint of another run in this run's directory; unknown ids pass.
 
     Args:
         folder: A checkpoint with a readable manifest.
@@ -262,14 +263,18 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
         CheckpointError: As `read_manifest`.
     """
     checkpoint_run_id = read_manifest(folder).run_id
-    if None not in (checkpoint_run_id, run_id) and checkpoint_run_id != run_id:
-        raise ForeignCheckpointError(
-            f"{folder}: of another run ({str(checkpoint_run_id)[:12]}), not of the one it lies in."
-        )
+    if run_id is None or checkpoint_run_id in (None, run_id):
+        return
+    raise ForeignCheckpointError(
+        f"{folder}: of another run ({str(checkpoint_run_id)[:12]}), not of the one it lies in."
+    )
 
 
 def problems(folder: Path, run_id: str | None = None) -> list[str]:
-    """List the damage of a checkpoint, file by file; empty if it is intact.
+    """List the damage of a checkpoint, one message a file; empty if it is intact.
+
+    Every byte is read. Nothing is raised: a manifest or a folder that cannot be read is the only
+    message.
 
     Args:
         folder: The checkpoint.
@@ -297,9 +302,13 @@ def problems(folder: Path, run_id: str | None = None) -> list[str]:
 
 
 def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
-    """Describe shards missing in the manifest, and shard folders that are links; none if unsharded.
+    """Describe shards that the manifest does not name, and shard folders that are links.
 
-    Other programs would read every shard in the folder.
+    optrun would not read such a shard, but other programs read every shard in the folder.
+
+    Args:
+        folder: The checkpoint.
+        files: Paths in the manifest; without a shard among them the result is empty.
     """
     messages: list[str] = []
     if not any(map(_SHARD.fullmatch, files)):

@@ -160,9 +160,14 @@ class MetricsLog:
     """One message per line that could not be read."""
 
     def names(self) -> list[str]:
-        """List names with at least one number, by first appearance.
+        """List the metrics that have at least one number, by first appearance.
 
         `step`, `epoch` and `time` are left out.
+
+        Example:
+            >>> log = MetricsLog([{"step": 1, "b": 0.5}, {"step": 2, "a": 1, "c": None}])
+            >>> log.names()
+            ['b', 'a']
         """
         names: dict[str, None] = {}  # an ordered set
         for record in self.records:
@@ -170,9 +175,9 @@ class MetricsLog:
         return [name for name in names if name not in ("step", "epoch", "time")]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return steps and values of one name, by rising step.
+        """Return steps and values of one metric, by rising step; both empty if it has no number.
 
-        If a step occurs twice the later line wins.
+        If a step occurs twice, the later line wins.
         """
         points = {
             record["step"]: float(record[name])
@@ -216,7 +221,7 @@ def read_metrics(path: Path | str) -> MetricsLog:
 def truncate_after(path: Path, step: int) -> None:
     """Drop every record after a step, and every torn line; kept lines do not change.
 
-    The file is replaced atomically; a missing file stays missing.
+    The file is replaced atomically, and only if a line goes; a missing file stays missing.
 
     Args:
         path: The file.
@@ -232,12 +237,12 @@ def truncate_after(path: Path, step: int) -> None:
     _replace_lines(path, keep_until_step)
 
 
-def take_up(path: Path, step: int) -> None:
+def rewind_for_resume(path: Path, step: int) -> None:
     """Restore `metrics.jsonl` to its state when a checkpoint was saved, for a run that resumes.
 
-    Records after the step are dropped. So are unscheduled values: the end of a run evaluates even
-    if no evaluation is due, and a run that continues has no end there. Their names begin with one
-    of the prefixes under `unscheduled` in the record.
+    Records after the step are dropped. So are values in earlier records that only the end of a run
+    logged: it evaluates even if no evaluation is due, and a run that continues does not end there.
+    A record lists the prefixes of such names under `unscheduled`.
 
     Args:
         path: The file.
@@ -268,7 +273,14 @@ def _replace_lines(path: Path, replace_line: Callable[[bytes], bytes | None]) ->
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
-    """Drop unscheduled values from a line; None if nothing else remains."""
+    """Drop the values that only the end of a run logged; None if nothing else remains.
+
+    Example:
+        >>> _without_unscheduled(b'{"step": 7, "lr": 1, "eval/loss": 2, "unscheduled": ["eval/"]}')
+        b'{"step": 7, "lr": 1}'
+        >>> _without_unscheduled(b'{"step": 7, "eval/loss": 2, "unscheduled": ["eval/"]}') is None
+        True
+    """
     record = parse_json(line, "a line of the metrics")
     prefixes = tuple(record.pop("unscheduled", ()))
     if not prefixes:
@@ -368,7 +380,8 @@ def _is_number(value: object) -> bool:
 def _mend_tail(path: Path) -> None:
     """Complete or cut a last line without a line end; a missing file stays missing.
 
-    A valid record gets its line end, anything else is cut off.
+    A process that is killed while it writes leaves such a line. A valid record gets its line end,
+    anything else is cut off.
     """
     try:
         with open_file(path, limit=LINES_BYTES) as file:
@@ -378,11 +391,10 @@ def _mend_tail(path: Path) -> None:
                 return
     except FileNotFoundError:
         return
-    # The lines are bytes with their line ends, so the last one begins len(last) before the end.
-    for line in read_lines(path):
-        last = line
-    if _parse(last) is not None:
+    for line in read_lines(path):  # as bytes; only the last one is needed
+        torn_line = line
+    if _parse(torn_line) is not None:
         with path.open("ab") as file:
             file.write(b"\n")
     else:
-        os.truncate(path, size - len(last))
+        os.truncate(path, size - len(torn_line))

@@ -61,7 +61,8 @@ def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: s
 def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
     """Find the step of the best evaluation after step 0; None if none is finite.
 
-    Ties go to the lower loss of the same evaluation, then to the later step.
+    Ties go to the lower loss of the same evaluation (eval/loss for eval/accuracy), then to the
+    later step.
 
     Args:
         log: The records of `metrics.jsonl`.
@@ -84,13 +85,15 @@ def score_of_diverged(
 ) -> float | None:
     """Choose the score of a diverged run, so that no contender gains by divergence.
 
+    It is the worst value that any run has shown, trained or not.
+
     Args:
         finite: Scores of the runs that finished.
         untrained: Metric before the first step of each run; None if it was not evaluated.
         mode: `min` or `max`.
 
     Returns:
-        The worst of all values; None if there is none.
+        The worst of all finite values; None if there is none.
 
     Example:
         >>> score_of_diverged([3.1, 3.3], [10.8, None], "min")

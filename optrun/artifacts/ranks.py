@@ -39,7 +39,8 @@ def size_of(group: ProcessGroup | None) -> int:
 def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
     """Run an action on every rank of a group, and gather the results on every rank.
 
-    If it fails on a rank, every rank raises the error of the first rank that failed.
+    If it fails on a rank, every rank raises the error of the first rank that failed. So no rank
+    goes on alone to a collective where it would wait for ever.
 
     Args:
         group: A CPU group (gloo) that no other thread uses. None: this process alone, whose errors
@@ -63,6 +64,7 @@ def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
         rank_result = (act(), None)
     except Exception as error:  # sent to all ranks, which raise it
         rank_result = (None, _picklable(error))
+    # torch fills this list.
     gathered: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
     with lost_rank_errors():
         dist.all_gather_object(gathered, rank_result, group=group)
@@ -92,15 +94,23 @@ def lost_rank_errors() -> Iterator[None]:
         raise RankLostError(f"another rank no longer answers: {reason}") from error
 
 
-def _picklable(error: BaseException, who: str = "") -> Exception:
-    """Convert an error to one that can be pickled for other ranks."""
+def _picklable(error: BaseException, prefix: str = "") -> Exception:
+    """Convert an error to one that can be pickled for other ranks, without its cause.
+
+    An OSError stays one, with number and file name. An error of optrun keeps its class, except that
+    one because of the disk becomes a DiskFullError. Anything else becomes an OptrunError.
+
+    Args:
+        error: The error.
+        prefix: Put before the message.
+    """
     if isinstance(error, OSError):
-        return OSError(error.errno, f"{who}{error.strerror or error}", error.filename)
-    if is_refused_by_disk(error):  # its cause cannot be sent
-        return DiskFullError(f"{who}{error}")
+        return OSError(error.errno, f"{prefix}{error.strerror or error}", error.filename)
+    if is_refused_by_disk(error):  # only its cause tells that, and is lost
+        return DiskFullError(f"{prefix}{error}")
     if isinstance(error, OptrunError):
-        return type(error)(f"{who}{error}")
-    return OptrunError(f"{who}{type(error).__name__}: {error}")
+        return type(error)(f"{prefix}{error}")
+    return OptrunError(f"{prefix}{type(error).__name__}: {error}")
 
 
 def error_of_rank(rank: int, error: BaseException) -> Exception:

@@ -40,6 +40,10 @@ def step_of(folder: Path) -> int:
 def latest_complete(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
     """Find the newest complete checkpoint of a run, and the faults of newer ones.
 
+    Returns:
+        The folder, or None; and folder -> messages for each damaged checkpoint after it, newest
+        first.
+
     Raises:
         OtherFormatError: A newer optrun wrote one of the newer checkpoints.
         CheckpointError: The id of the run is ambiguous, see `run_id_of`.
@@ -56,14 +60,17 @@ def latest_complete(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
 
 
 def clean_leftovers(run: RunDir) -> list[str]:
-    """Remove the leftovers of a killed process, and restore moved checkpoints.
+    """Remove what a killed process left in a run directory; the lock must be held.
 
-    The lock must be held.
+    Removed are temporary files and folders, unfinished saves and half-deleted checkpoints. A
+    checkpoint that was to be replaced gets its name back if nothing has taken its place. Links are
+    left alone.
 
     Returns:
-        Names of the removed files and folders.
+        Names of the removed files and folders, except temporary files of `best` and `last`.
     """
     removed = []
+    # 1. Files and folders beside `checkpoints/`.
     for path in sorted(run.path.iterdir()):
         if path.is_symlink() or not _TEMPORARY_IN_RUN.fullmatch(path.name):
             continue
@@ -74,6 +81,7 @@ def clean_leftovers(run: RunDir) -> list[str]:
         removed.append(path.name)
     if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
         return removed
+    # 2. In `checkpoints/`.
     for path in sorted(run.checkpoints.iterdir()):
         if path.is_symlink():
             continue
@@ -119,16 +127,19 @@ class Retention:
         return list(islice(complete_steps, count))
 
     def delete_expired(self, keep: Collection[int]) -> list[Path]:
-        """Delete all checkpoints except the newest and those to keep.
+        """Delete all checkpoints except the `keep_last` newest and those to keep.
+
+        Damaged folders are never deleted, so that a user can inspect them, and do not count among
+        the newest. A checkpoint that a branch is reading stays until a later call.
 
         Args:
             keep: Steps to keep besides the newest.
 
         Returns:
-            The deleted folders. Damaged folders are never deleted, so that a user can inspect them.
+            The deleted folders, newest first.
         """
         expired = []
-        newest = 0
+        newest = 0  # complete checkpoints so far, from the newest back
         for folder in checkpoint_folders(self.run):
             if not self._is_complete(folder):
                 continue
@@ -136,9 +147,8 @@ class Retention:
                 newest += 1
             elif step_of(folder) not in keep:
                 expired.append(folder)
-        # A checkpoint that a branch is reading goes after the next save.
-        with contextlib.ExitStack() as stack:
-            deleted = [folder for folder in expired if stack.enter_context(deleting(folder))]
+        with contextlib.ExitStack() as locks:
+            deleted = [folder for folder in expired if locks.enter_context(deleting(folder))]
             for folder in deleted:
                 remove_folder(folder)
                 self._signatures.pop(folder.name, None)
@@ -147,7 +157,7 @@ class Retention:
     def _is_complete(self, folder: Path) -> bool:
         """Tell whether a folder, and no link, is a complete checkpoint.
 
-        Its bytes are verified only if its files changed since the last call.
+        Its bytes are verified only if its files changed since the last call, or since `trust`.
         """
         if folder.is_symlink() or not folder.is_dir():
             return False

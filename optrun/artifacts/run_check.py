@@ -19,7 +19,10 @@ def saved_folders(run: RunDir) -> list[Path]:
 
 
 def run_problems(run: RunDir) -> list[str]:
-    """List the damage of a run's checkpoints, model and tokenizer."""
+    """List the damage of a run's checkpoints, model and tokenizer; empty if it is whole.
+
+    Every byte is read.
+    """
     try:
         run_id = run_id_of(run)
     except CheckpointError as error:
@@ -33,7 +36,10 @@ def run_problems(run: RunDir) -> list[str]:
 
 
 def missing_model(run: RunDir) -> list[str]:
-    """List the model of a finished run if it is gone."""
+    """Return one message if a finished run has no `model/`; else an empty list.
+
+    Empty, too, if the summary cannot be read, so that nobody knows whether the run is finished.
+    """
     try:
         finished = read_summary(run.summary).get("status") == "finished"
     except (OSError, ValueError, OtherFormatError):

@@ -131,9 +131,9 @@ class RunDir:
     def is_run(self) -> bool:
         """Tell whether a run was started here: it has a summary, metrics or Hydra's folder.
 
-        A lone `config.yaml` does not count, since folders of configuration have one too. A job
-        that failed before it wrote anything has only Hydra's folder, which counts unless it names
-        another program.
+        A lone `config.yaml` does not count, since folders of configuration have one, too. A job
+        that failed before it wrote anything has only `.hydra/overrides.yaml`, which counts unless
+        `.hydra/hydra.yaml` names another program.
         """
         if self.summary.is_file() or self.metrics.is_file():
             return True
@@ -142,23 +142,26 @@ class RunDir:
     def is_unbegun(self) -> bool:
         """Tell whether the directory holds at most the traces of a start killed early.
 
-        These are Hydra's folder, perhaps torn, the lock, logs, and a temporary configuration file.
-        Files of another Hydra program do not count.
+        - Nothing at all, the lock, and a temporary file of `config.yaml`: true.
+        - With `.hydra/`, perhaps torn, and logs: true if optrun made them, and no other program.
+        - Anything else beside them, such as `summary.json`, or no directory: false.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
-        aside = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
-        entries = {path.name for path in self.path.iterdir() if not aside.fullmatch(path.name)}
-        if entries <= {LOCK}:
+        unfinished_config = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
+        names = {path.name for path in self.path.iterdir()}
+        names = {name for name in names if not unfinished_config.fullmatch(name)}
+        if names <= {LOCK}:
             return True
-        if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, LOGS}:
+        if HYDRA not in names or not names <= {HYDRA, LOCK, LOG, LOGS}:
             return False
-        return self._hydra_is_ours() and not self._foreign_logs()
+        return self._hydra_is_ours() and not self._has_foreign_logs()
 
     def _hydra_is_ours(self) -> bool:
-        """Tell whether optrun made `.hydra/`: Hydra's files name no other program.
+        """Tell whether optrun made `.hydra/`: it has only Hydra's files, which name optrun.
 
-        If the name is missing, the folder must be empty, or the run have a lock.
+        A start that is killed early leaves a folder without the name. It counts as optrun's if it
+        is empty, or if the directory has a lock file.
         """
         files = {path.name for path in self.hydra.iterdir()}
         if not files <= set(HYDRA_FILES):
@@ -175,8 +178,11 @@ class RunDir:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _foreign_logs(self) -> bool:
-        """Tell whether `logs/` holds anything but logs of ranks."""
+    def _has_foreign_logs(self) -> bool:
+        """Tell whether `logs` is no folder, or holds anything but logs of ranks.
+
+        A missing folder holds nothing; a link counts as foreign.
+        """
         if self.logs.is_symlink():
             return True
         if not self.logs.exists():

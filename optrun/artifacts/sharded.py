@@ -55,7 +55,15 @@ class ShardWriter(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the tensors of this rank's plan to one file, flushed to the disk.
 
-        Also records the file in `written`, and the offsets of each piece in the file's header.
+        torch calls it in `save`. The file is recorded in `self.written`, and its header says where
+        each piece begins in the full tensor. Without tensors nothing is written.
+
+        Args:
+            plan: Says which pieces this rank writes.
+            planner: Has their tensors.
+
+        Returns:
+            A future that is done, with name and size of each piece.
 
         Raises:
             OSError: The disk refused the write.
@@ -69,8 +77,9 @@ class ShardWriter(HuggingFaceStorageWriter):
             piece = planner.resolve_data(item)
             assert isinstance(piece, torch.Tensor)
             assert item.tensor_data is not None
-            tensors[item.index.fqn] = piece
-            offsets[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            tensor_name = item.index.fqn
+            tensors[tensor_name] = piece
+            offsets[tensor_name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
             results.append(WriteResult(item.index, piece.nbytes, None))
         if tensors:
             metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
@@ -106,6 +115,7 @@ def write_shards(
         with lost_rank_errors():
             save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
+        # `failures` maps each rank that failed to its error and traceback.
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         raise error_of_rank(rank, cause) from error
     return writer.written
@@ -147,7 +157,9 @@ class _Piece:
 
     file: Path
     offsets: tuple[int, ...]
+    """Index in the full tensor at which it begins, for each dimension."""
     shape: tuple[int, ...]
+    """Of the part."""
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
@@ -173,7 +185,10 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         self._refuse_gaps(files)
 
     def _open(self, path: Path) -> None:
-        """Open a safetensors file, and record the pieces of tensors in it."""
+        """Open a safetensors file, and record the pieces of tensors in it.
+
+        A tensor that the header does not call a piece is whole, so it begins at 0 everywhere.
+        """
         file = self._files[path] = safe_open(path, framework="pt")
         sharding = parse_json((file.metadata() or {}).get(_OFFSETS, "{}").encode(), path)
         for name in file.keys():  # noqa: SIM118  # no mapping
@@ -187,6 +202,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
     def _refuse_gaps(self, files: Sequence[Path]) -> None:
         """Refuse tensors with missing or repeated elements, or missing in files or manifest.
 
+        Args:
+            files: The opened files, for the message.
+
         Raises:
             CheckpointError: The message names the first such tensor.
         """
@@ -196,7 +214,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             raise CheckpointError(f"{where}: tensor {name} is in {only} only.")
         for name, pieces in self._pieces.items():
             shape = tuple(self.described[name]["shape"])
-            if not _tile(pieces, shape):
+            if not _hold_each_element_once(pieces, shape):
                 parts = ", ".join(
                     f"{list(piece.shape)} at {list(piece.offsets)}" for piece in pieces[:4]
                 )
@@ -229,13 +247,16 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         pieces = self._pieces[name]
         shape = tuple(self.described[name]["shape"])
         with _safetensors_errors(pieces[0].file):
+            first_piece = self._stored(name, pieces[0])
+            # 1. This rank's part.
             if isinstance(like, DTensor) and tuple(like.shape) == shape:
-                divided = torch.empty_like(like.detach(), dtype=self._stored(name, pieces[0]).dtype)
+                divided = torch.empty_like(like.detach(), dtype=first_piece.dtype)
                 self._fill(local_part(divided), _first_index(divided), name)
                 return divided
+            # 2. The full tensor, from one file or from several.
             if pieces[0].shape == shape:
-                return self._stored(name, pieces[0])
-            tensor = torch.empty(shape, dtype=self._stored(name, pieces[0]).dtype)
+                return first_piece
+            tensor = torch.empty(shape, dtype=first_piece.dtype)
             self._fill(tensor, (0,) * len(shape), name)
             return tensor
 
@@ -248,7 +269,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """Fill a part of a tensor from all stored pieces that overlap with it.
 
         Args:
-            target: The part, changed in place.
+            target: The part, changed in place; converted to its dtype and device.
             offsets: Index in the full tensor at which the part begins, for each dimension.
             name: Name of the tensor.
         """
@@ -268,10 +289,23 @@ def _slices(ranges: Sequence[tuple[int, int]], origin: Sequence[int]) -> tuple[s
     return tuple(slices)
 
 
-def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
+def _hold_each_element_once(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
     """Tell whether pieces hold every element of a tensor exactly once.
 
-    They do if they lie inside, have as many elements in all, and do not overlap.
+    They do if they lie inside, have as many elements in all, and do not overlap. Pieces without
+    elements, of ranks that got nothing, only have to lie inside.
+
+    Args:
+        pieces: The pieces of the tensor, in any order.
+        shape: Shape of the full tensor.
+
+    Example:
+        >>> def rows(begin: int, count: int) -> _Piece:
+        ...     return _Piece(Path(), (begin, 0), (count, 3))
+        >>> _hold_each_element_once([rows(2, 2), rows(0, 2)], (4, 3))
+        True
+        >>> _hold_each_element_once([rows(1, 2), rows(0, 2)], (4, 3))
+        False
     """
     solid = [piece for piece in pieces if 0 not in piece.shape]
     if sum(math.prod(piece.shape) for piece in solid) != math.prod(shape):
@@ -290,7 +324,10 @@ def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
 
 
 def _overlap(first: _Piece, second: _Piece) -> list[tuple[int, int]] | None:
-    """Return the (begin, end) shared by two pieces in each dimension; None if they are disjoint."""
+    """Return the (begin, end) shared by two pieces in each dimension; None if they are disjoint.
+
+    Begin and end count in the full tensor, as the offsets of the pieces do.
+    """
     ranges = []
     for d in range(len(first.shape)):
         begin = max(first.offsets[d], second.offsets[d])

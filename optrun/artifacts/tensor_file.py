@@ -85,17 +85,24 @@ def write_tensors(
 ) -> Entry:
     """Write tensors to a new safetensors file and flush it to the disk.
 
+    As `safetensors.torch.save_file`, but without a copy of all bytes in memory, and with a checksum
+    that is computed while they are written.
+
     Args:
-        path: Path of the new file.
+        path: Path of the new file; an existing one is refused.
         tensors: Tensors on any device.
         metadata: Additional metadata for the header.
 
+    Returns:
+        Size and checksum (xxh3) of the file.
+
     Raises:
-        OSError: The disk refused the write.
+        OSError: The disk refused the write, or the file exists.
         TypeError: The format lacks the dtype of a tensor; the message names it.
         ValueError: This rank holds only a part of a tensor.
     """
-    # Larger elements first, so that every tensor is aligned.
+    # 1. The header: where each tensor begins and ends, counted from the end of the header. Larger
+    # elements come first, so that every tensor is aligned.
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
@@ -113,20 +120,21 @@ def write_tensors(
         }
         offset = end
     head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-len(head) % 8)  # spaces up to a multiple of 8 bytes
     head = len(head).to_bytes(8, "little") + head
+
+    # 2. The bytes. A second thread computes the checksum meanwhile: that waits for the memory,
+    # writing for the disk. It is one thread, so the chunks keep their order.
     digest = xxhash.xxh3_128(head)
-    # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
     with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
         file.write(head)
-        pending = None
+        last_update = None
         for name in ordered:
             for chunk in _chunks(tensor_bytes(tensors[name])):
-                # One worker: in the order of the file.
-                pending = helper.submit(digest.update, chunk)
+                last_update = helper.submit(digest.update, chunk)
                 file.write(chunk)
-        if pending is not None:
-            pending.result()
+        if last_update is not None:
+            last_update.result()  # all earlier ones are done, too
         file.sync()
     return Entry(len(head) + offset, digest.hexdigest(), "xxh3")
 
@@ -134,7 +142,7 @@ def write_tensors(
 def tensors_on_disk(
     tensors: Iterable[tuple[str, torch.Tensor]], folder: Path
 ) -> dict[str, torch.Tensor]:
-    """Write tensors into an unnamed file, and return them as memory-mapped tensors.
+    """Write tensors into a file without a name, and return them as memory-mapped tensors.
 
     They take disk space in place of memory; the file vanishes when the last of them is freed.
 
@@ -148,10 +156,10 @@ def tensors_on_disk(
     Raises:
         OSError: The disk refused the write.
     """
-    tensor_places = []
+    records = []
     with name_in_errors(folder), TemporaryFile(dir=folder) as file:
         for name, tensor in tensors:
-            tensor_places.append((name, tensor.dtype, tensor.shape, file.tell()))
+            records.append((name, tensor.dtype, tensor.shape, file.tell()))
             content = tensor_bytes(tensor)
             file.write(content)
             file.write(bytes(-content.nbytes % 64))  # every tensor is aligned
@@ -162,7 +170,7 @@ def tensors_on_disk(
         name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
         if shape.numel()
         else torch.empty(shape, dtype=dtype)
-        for name, dtype, shape, offset in tensor_places
+        for name, dtype, shape, offset in records
     }
 
 
@@ -183,7 +191,8 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = Tr
         if not tensor.is_floating_point() or tensor.numel() == 0:
             continue
         values = tensor if tensor.element_size() > 1 else tensor.float()  # float8 has no aminmax
-        bounds = [float(bound) for bound in torch.aminmax(values)]  # NaN if any value is
+        # Both bounds are NaN if any value is, and an infinity is always one of them.
+        bounds = [float(bound) for bound in torch.aminmax(values)]
         has_infinity = any(map(math.isinf, bounds))
         if any(map(math.isnan, bounds)) or (infinite and has_infinity):
             return name

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optrun.artifacts.atomic import refuse_without_room, storing
+from optrun.artifacts.atomic import refuse_without_room, storage_errors
 from optrun.artifacts.metrics import try_read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged, write_checksums
@@ -199,7 +199,7 @@ def gather_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None
     gathered = gather_full_tensors(all_tensors(model).items())
     try:
         if dist.get_rank() == 0:
-            with storing(folder):
+            with storage_errors(folder):
                 tensors = tensors_on_disk(gathered, folder)
     finally:
         # After an error of the disk the rest is gathered, too: the other ranks take part in it.

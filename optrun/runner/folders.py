@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from optrun.artifacts.atomic import remove_folder, storing
+from optrun.artifacts.atomic import remove_folder, storage_errors
 
 
 def temporary_folder_of(folder: Path) -> Path:
@@ -30,10 +30,10 @@ def write_through_temporary(folder: Path, *, replaces: bool = False) -> Iterator
         StorageError: The disk refused the write, or the destination appeared meanwhile.
     """
     temporary = temporary_folder_of(folder)
-    with storing(folder):
+    with storage_errors(folder):
         temporary.mkdir(parents=not replaces)
     try:
-        with storing(folder):
+        with storage_errors(folder):
             yield temporary
             if folder.exists():
                 if replaces:

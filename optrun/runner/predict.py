@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from optrun.artifacts.atomic import storing
+from optrun.artifacts.atomic import storage_errors
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.base.errors import ConfigError, refuse_existing
@@ -230,9 +230,9 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
         notes.append(f"not written beside the predictions: {', '.join(binary)} (bytes)")
         rows = rows.remove_columns(binary)
     table = concatenate_datasets([rows, columns], axis=1) if rows.column_names else columns
-    with storing(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+    with storage_errors(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         temporary = Path(folder) / out.name
-        with storing(out), silence_datasets():
+        with storage_errors(out), silence_datasets():
             _write_table(table, temporary)
         _rename_to_new(temporary, out)
 

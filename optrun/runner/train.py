@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.checkpoint import make_checkpoints_dir
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.lock import RunLock
-from optrun.artifacts.metrics import take_up, truncate_after
+from optrun.artifacts.metrics import rewind_for_resume, truncate_after
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly, is_refused_by_disk
 from optrun.config.request import Request
@@ -356,7 +356,7 @@ def _write_before_first_step(
         # The line of an unfinished step is still to be written, and lines that existed only
         # because the run ended there are removed.
         last_step = -1 if state.is_before_first_step else state.global_step - state.unfinished
-        take_up(run.metrics, last_step)
+        rewind_for_resume(run.metrics, last_step)
 
 
 def _generate_sample(

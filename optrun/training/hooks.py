@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from optrun.artifacts.atomic import storing
+from optrun.artifacts.atomic import storage_errors
 from optrun.artifacts.metrics import to_json
 from optrun.base.errors import OptrunError
 from optrun.base.plain import PlainMapping
@@ -74,7 +74,7 @@ class Hooks:
     def on_train_begin(self) -> None:
         """Call `on_train_begin`; with callbacks the folder `extra` is created first."""
         if self.callbacks:
-            with storing(self.training.extra_dir):
+            with storage_errors(self.training.extra_dir):
                 self.training.extra_dir.mkdir(exist_ok=True)
         self._call("on_train_begin")
 

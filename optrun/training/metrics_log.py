@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from optrun.artifacts.metrics import MetricsWriter, take_up
+from optrun.artifacts.metrics import MetricsWriter, rewind_for_resume
 from optrun.base.errors import StorageError
 from optrun.base.plain import PlainMapping
 from optrun.config.schema.checkpoint import OnStorageError
@@ -105,7 +105,7 @@ class MetricsLogger(Callback):
         with self._lock:
             self._close()
             self._waiting = [record for record in self._waiting if record["step"] <= step]
-            take_up(self.path, step)
+            rewind_for_resume(self.path, step)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
         """Write the waiting lines, and close the file.

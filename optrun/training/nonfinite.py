@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from optrun.artifacts.atomic import storing
+from optrun.artifacts.atomic import storage_errors
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
 from optrun.artifacts.tensor_file import write_tensors
@@ -119,7 +119,7 @@ def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> P
     for number, micro_batch in enumerate(micro_batches):
         for name, tensor in micro_batch.items():
             tensors[f"{number}/{name}"] = tensor.contiguous()
-    with storing(folder):
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(
             json.dumps(to_json(nonfinite.values), indent=2), encoding="utf-8"

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint, slices_of
+from optrun.artifacts.checkpoint import load_checkpoint, read_local_parts, save_checkpoint
 from optrun.artifacts.manifest import foreign_files, problems
 from optrun.artifacts.run_dir import RunDir
 from tests.distributed.shards import (
@@ -40,7 +40,7 @@ def read_slices(folder: Path, step: int, rank: int) -> None:
     """Every layout there is; of a divided tensor, no rank is given more than its part."""
     for mesh, placements in meshes(dist.get_world_size()).values():
         params = divide(whole_state(99)[0], mesh, placements)
-        loaded = slices_of(load_checkpoint(folder, lazy=True), params)
+        loaded = read_local_parts(load_checkpoint(folder, lazy=True), params)
         for found, wanted in zip((loaded.model, loaded.optimizer), whole_state(step), strict=True):
             assert_equal(found, wanted)
         divided = {
@@ -85,11 +85,11 @@ def test_ranks_read_their_slices_of_a_whole_checkpoint(tmp_path: Path) -> None:
 
 def test_one_process_reads_by_templates_too(tmp_path: Path) -> None:
     folder = sharded_run(tmp_path / "run", (3,)).checkpoint(3)
-    loaded = slices_of(load_checkpoint(folder, lazy=True), whole_state(4)[0])
+    loaded = read_local_parts(load_checkpoint(folder, lazy=True), whole_state(4)[0])
     assert_equal(loaded.model, whole_state(3)[0])
     lazily = load_checkpoint(folder, lazy=True)
     assert_equal(lazily.optimizer, whole_state(3)[1])
-    assert_equal(slices_of(lazily, {}).optimizer, whole_state(3)[1])
+    assert_equal(read_local_parts(lazily, {}).optimizer, whole_state(3)[1])
 
 
 def test_what_stands_on_the_disk(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from optrun.artifacts.async_writer import AsyncWriter, SaveRequest
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.metrics import MetricsWriter, take_up
+from optrun.artifacts.metrics import MetricsWriter, rewind_for_resume
 from optrun.artifacts.retention import Retention, clean_leftovers
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
@@ -178,7 +178,7 @@ def a_start(run: RunDir, step: int) -> None:
     with write_through_temporary(run.tokenizer, replaces=True) as aside:
         replace_text(aside / "tokenizer.json", "{}")
         write_checksums(aside)
-    take_up(run.metrics, step - 1)
+    rewind_for_resume(run.metrics, step - 1)
     saver = AsyncWriter(run, Retention(run, keep_last=1))
     with MetricsWriter(run.metrics) as metrics:
         for at in (step, step + 1):

@@ -8,7 +8,7 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import Snapshot, set_aside, slices_of
+from optrun.artifacts.checkpoint import Snapshot, read_local_parts, set_aside
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -120,7 +120,7 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
         CheckpointError: They do not fit though nothing changed, or memory differs from the file.
     """
     if is_sharded(model):
-        snapshot = slices_of(snapshot, model_tensors(model))
+        snapshot = read_local_parts(snapshot, model_tensors(model))
     _refuse_other_model(snapshot, model, changes)
     try:
         load_model_tensors(model, snapshot.model)
