@@ -51,6 +51,9 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object]) -> None:
 def call_on_all(ranks: Ranks, act: Callable[[], T]) -> T:
     """Call a function on every rank; if it raises an OptrunError on one, every rank raises one.
 
+    So no rank goes on alone, and waits for those that failed. Any other error is raised on its rank
+    only.
+
     Args:
         ranks: All of them must call this.
         act: Sends nothing between ranks.
@@ -67,9 +70,10 @@ def call_on_all(ranks: Ranks, act: Callable[[], T]) -> T:
     try:
         result = act()
     except OptrunError as error:
-        own_error = [error.exit_code, socket.gethostname(), str(error)]
-        ranks.all_reduce("errors", own_error, _first_error)
+        error_record = [error.exit_code, socket.gethostname(), str(error)]
+        ranks.all_reduce("errors", error_record, _first_error)
         raise
+    # This rank has none: it sends None, and learns of the others'.
     first_error = ranks.all_reduce("errors", None, _first_error)
     if first_error is not None:
         rank, code, host, message = first_error
@@ -89,10 +93,10 @@ def _describe_difference(values: Sequence[Any]) -> str | None:
     """Describe how the first rank with other facts than rank 0 differs from rank 0.
 
     Args:
-        values: (host, facts) of each rank, by rank.
+        values: By rank: its host, and its facts as name -> JSON text.
 
     Returns:
-        None if the facts of all ranks are equal.
+        The message, with up to three keys; None if the facts of all ranks are equal.
     """
     host, facts = values[0]
     differing_ranks = [rank for rank, (_, rank_facts) in enumerate(values) if rank_facts != facts]

@@ -94,11 +94,12 @@ class Heartbeats:
 
     @classmethod
     def create(cls, ranks: int, *, shared: bool = False) -> Self:
-        """Create a table.
+        """Create a table with all ranks in the phase `starting`.
 
         Args:
             ranks: Number of ranks on this machine.
-            shared: Whether other processes open it by `path`, so that it needs a file.
+            shared: Whether other processes open it by `path`, so that it needs a file. Without one
+                only this process and those forked from it see the table.
         """
         size = cls._HEAD.size + ranks * cls._RANK_BYTES
         if shared:

@@ -60,26 +60,37 @@ _LAUNCHERS = (
 
 
 def launched(env: Mapping[str, str]) -> Launched | None:
-    """Read the rank of this process; None: no launcher started it.
+    """Read from a launcher's variables which rank this process is; None: no launcher started it.
 
-    The first launcher counts whose variables are set. Many environments set WORLD_SIZE=1 for a
-    single process, so a size of 1 is ignored without the rank, and for torchrun without
-    MASTER_ADDR.
+    The first launcher counts whose variables are set: torchrun, mpirun, srun. Many environments set
+    WORLD_SIZE=1 for a single process, so a size of 1 is ignored without the rank, and for torchrun
+    without MASTER_ADDR.
 
     Args:
         env: The environment variables.
+
+    Example:
+        >>> env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        >>> process = launched(env)
+        >>> process.launcher, process.rank, process.size, process.local_rank, process.local_size
+        ('torchrun', 3, 4, 1, 2)
+        >>> launched({"WORLD_SIZE": "1"}) is None
+        True
 
     Raises:
         ConfigError: A variable of the launcher is missing, is no number, or is out of range.
     """
     for names in _LAUNCHERS:
+        # 1. Did this launcher start a process here?
         size_name = next((name for name in names.size if env.get(name, "").strip()), None)
         if size_name is None or (names.launcher == "srun" and not _is_started_by_srun(env)):
             continue
+        # 2. Did it start this process? A size of 1 alone is no evidence.
         size = _read_number(env, size_name, names.launcher)
         lacks_address = names.launcher == "torchrun" and "MASTER_ADDR" not in env
         if size == 1 and (names.rank not in env or lacks_address):
             continue
+        # 3. Its rank.
         size_variable = f"{size_name}={size}"
         rank = _read_number(env, names.rank, names.launcher, size_variable)
         if not 0 <= rank < size:
@@ -102,7 +113,7 @@ def _is_started_by_srun(env: Mapping[str, str]) -> bool:
 def _read_local_rank(
     env: Mapping[str, str], names: _Variables, rank: int, ranks: int
 ) -> tuple[int, int]:
-    """Read the rank among those of this machine, and their number.
+    """Read the rank among those of this machine, and the number of ranks on this machine.
 
     If the launcher sets no local rank, all ranks are taken to be on this machine. Else the number
     of local ranks is the first of these that is known:
@@ -118,6 +129,9 @@ def _read_local_rank(
         rank: Rank of this process among all ranks.
         ranks: Number of all ranks.
 
+    Returns:
+        Local rank and local size.
+
     Raises:
         ConfigError: The local rank is missing although SLURM has several machines, or a variable is
             no number.
@@ -125,6 +139,7 @@ def _read_local_rank(
     nodes = None
     if env.get("SLURM_NNODES", "").strip():
         nodes = _read_number(env, "SLURM_NNODES", "SLURM")
+    # The launcher sets no local rank.
     if not env.get(names.local_rank, "").strip():
         if nodes is not None and nodes > 1:
             raise ConfigError(
@@ -133,6 +148,7 @@ def _read_local_rank(
                 " rank."
             )
         return rank, ranks
+    # It does: only the number of local ranks is open.
     local_rank = _read_number(env, names.local_rank, names.launcher)
     if names.launcher == "srun":
         tasks = _count_local_tasks(env)
@@ -152,6 +168,10 @@ def _count_local_tasks(env: Mapping[str, str]) -> int | None:
     SLURM_STEP_TASKS_PER_NODE=4(x2),1 means 4 tasks on each of two machines and 1 on the third;
     SLURM_NODEID is the index of this machine. SLURM_NTASKS_PER_NODE is not used: it is the number
     of tasks that were requested, and a step may start fewer.
+
+    Example:
+        >>> _count_local_tasks({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2"})
+        1
     """
     entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     tasks_of_nodes: list[int] = []
@@ -170,7 +190,8 @@ def _read_number(env: Mapping[str, str], name: str, launcher: str, size: str = "
         env: The environment variables.
         name: Name of the variable.
         launcher: The launcher that sets it, for messages.
-        size: The variable with the number of ranks, as `NAME=VALUE`, for the message.
+        size: The variable with the number of ranks, as `NAME=VALUE`, for the message that the
+            variable is missing. Leave it out for a variable that is known to be set.
 
     Raises:
         ConfigError: The variable is missing, or is no such number.
@@ -231,6 +252,8 @@ def _rank_0_address(launched: Launched) -> str:
 
 def _shared_port(launched: Launched) -> str:
     """Derive the same port on all ranks: from SLURM's job and step, or from mpirun's process id.
+
+    Nothing is sent between ranks for it. Two jobs on a machine may derive the same port.
 
     Raises:
         ConfigError: torchrun without MASTER_PORT, or mpirun on several machines.

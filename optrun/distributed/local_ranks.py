@@ -61,13 +61,16 @@ def run_ranks(
     """Start the ranks, wait for their end, and start them again up to `max_restarts` times.
 
     Only a failure with exit code 1 leads to another start: a refusal, a non-finite number, a full
-    disk or a stop would only occur again.
+    disk or a stop would only occur again. Signals to this process are passed on to the ranks.
 
     Args:
         ranks: How to start them.
         heartbeats: The table that the ranks write their heartbeats to.
         begin: Called before each start with the ends of the start before, None at the first;
-            returns the arguments of the Python interpreter for each rank.
+            returns the arguments of the Python interpreter, the same for each rank.
+
+    Returns:
+        How the ranks of the last start ended, and how many stop signals arrived.
     """
     ends: list[RankEnd] | None = None
     with _environment(ranks.nproc), _signals_forwarded(heartbeats) as stops:
@@ -81,10 +84,20 @@ def run_ranks(
 
 
 def _run_once(ranks: LocalRanks, heartbeats: Heartbeats, command: Sequence[str]) -> list[RankEnd]:
-    """Start the ranks once, kill hanging ones, and return how each ended."""
+    """Start the ranks once, kill hanging ones, and return how each ended.
+
+    Args:
+        ranks: How to start them.
+        heartbeats: Their table; cleared first.
+        command: Arguments of the Python interpreter.
+
+    Returns:
+        One end per rank, by its rank on this machine.
+    """
     hung: dict[int, RankEnd] = {}
 
     def kill_hung(silent: dict[int, RankStatus]) -> None:
+        """Record and kill the hanging ranks among the silent ones; called by the watchdog."""
         if hung:  # ranks that fall silent later have lost a hung one, and torch ends them
             return
         hung.update(find_hung(silent, ranks.timeout_seconds, ranks.nproc))
@@ -106,8 +119,9 @@ def _run_once(ranks: LocalRanks, heartbeats: Heartbeats, command: Sequence[str])
 def _launch(command: Sequence[str], nproc: int) -> list[int]:
     """Start an interpreter for each rank, wait for all, and return an exit code for each rank.
 
-    If ranks failed, the others get 0: torch has ended them, and they are no cause. If none failed,
-    all get -SIGTERM, which counts for a rank that left no report on its end, see `_read_end`.
+    torch reports the exit codes of failed ranks only. So if ranks failed, the others get 0: torch
+    has ended them, and they are no cause. If none failed, all get -SIGTERM: a rank that ended well
+    has left a report, which counts more (see `_read_end`), and one without was ended.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -172,11 +186,14 @@ def _environment(nproc: int) -> Iterator[None]:
 
 @contextmanager
 def _signals_forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
-    """Turn signals to this process into requests to its ranks; yield the growing list of stops.
+    """Turn signals to this process into requests to its ranks while the block runs.
 
     SIGINT, SIGTERM and SIGHUP ask to stop, 0.5 s later, see `_DIRECT_SECONDS`. SIGUSR1 asks to save
     at once. An ignored SIGHUP (nohup) stays ignored. Outside the main thread, where Python allows
-    no handlers, nothing is forwarded.
+    no handlers, nothing is forwarded. The handlers before are restored at the end.
+
+    Yields:
+        The stop signals so far; it grows as they arrive.
     """
     stops: list[signal.Signals] = []
     timers: list[threading.Timer] = []
@@ -195,7 +212,7 @@ def _signals_forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]
         heartbeats.requests = replace(heartbeats.requests, saves=heartbeats.requests.saves + 1)
 
     handlers_before: dict[signal.Signals, Any] = {}
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError):  # not in the main thread
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 handlers_before[number] = signal.signal(number, on_stop)

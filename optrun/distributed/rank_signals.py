@@ -33,15 +33,21 @@ class RankSignals:
     def __init__(self) -> None:
         self.heartbeats: Heartbeats | None = None
         self._parent = os.getppid()
-        self._noted: list[signal.Signals] = []
+        self._noted_stops: list[signal.Signals] = []
+        """Stop signals before and after training, in the order of their arrival."""
         self._save_noted = False
-        self._sent = 0
+        self._stops_sent = 0
+        """How many stops training was told of: 0, 1, or 2, to stop at once."""
         self._saves_seen = 0
         self._orphaned = 0.0
+        """Seconds since the launcher ended."""
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """Store signals from now on, and start a thread to pass requests on."""
+        """Store signals from now on, and start a thread to pass requests on.
+
+        A stop signal that is ignored, as SIGHUP under nohup, stays ignored.
+        """
         for number in _STOPS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
@@ -58,7 +64,7 @@ class RankSignals:
         if number == signal.SIGUSR1:
             self._save_noted = True
         else:
-            self._noted.append(signal.Signals(number))
+            self._noted_stops.append(signal.Signals(number))
 
     def _watch_requests(self) -> None:
         """Pass requests on ten times a second, for ever; the body of a daemon thread.
@@ -67,7 +73,7 @@ class RankSignals:
         """
         while True:
             time.sleep(_LOOK_SECONDS)
-            if os.getppid() != self._parent:
+            if os.getppid() != self._parent:  # the launcher has ended
                 self._orphaned += _LOOK_SECONDS
                 if self._orphaned >= _ORPHAN_SECONDS:
                     for worker in multiprocessing.active_children():
@@ -79,37 +85,43 @@ class RankSignals:
     def _send_to_training(self) -> None:
         """Send this process the signals for pending requests, if training handles signals now.
 
-        Requests are stored signals, requests of the process that started this rank, and a launcher
-        that is gone, which asks to stop. SLURM may signal a rank and its starter at once: both
-        count as one request.
+        There are two kinds of requests:
+
+        - to stop, and a second one to stop at once: stored signals, what the process that started
+          this rank asks for, and a launcher that is gone, which counts as one. SLURM may signal a
+          rank and its starter at once: both count as one.
+        - to save, sent as SIGUSR1.
         """
         handler = self._training_handler()
         if handler is None:
             return
         requests = Requests() if self.heartbeats is None else self.heartbeats.requests
+        # 1. How often to stop, and by which signal.
         stops = requests.stops
         number = requests.stop_signal
-        if self._noted:
-            number = self._noted[0]
-        if self._noted or self._orphaned:
+        if self._noted_stops:
+            number = self._noted_stops[0]
+        if self._noted_stops or self._orphaned:
             stops = max(stops, 1)
+        # 2. Send each stop once: the main thread may take a while to run the handler.
         is_stopping = handler.stop_signal is not None
-        # `_sent` prevents a repetition: the main thread may take a while to run the handler.
-        if stops and not is_stopping and self._sent == 0:
-            self._sent = 1
+        if stops and not is_stopping and self._stops_sent == 0:
+            self._stops_sent = 1
             os.kill(os.getpid(), number)
-        elif stops > 1 and is_stopping and self._sent < 2 and self._is_second(handler):
-            self._sent = 2
+        elif stops > 1 and is_stopping and self._stops_sent < 2 and self._is_second(handler):
+            self._stops_sent = 2
             os.kill(os.getpid(), number)
+        # 3. Send a save.
         if requests.saves > self._saves_seen or self._save_noted:
             self._saves_seen = requests.saves
             self._save_noted = False
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _training_handler(self) -> Any:
-        """Return training's current handler of SIGTERM; None if training has not installed one.
+        """Return the object with training's handler of SIGTERM; None before and after training.
 
-        It is recognised by its attribute `stop_signal`, since this package may not import training.
+        It is a `training.signals.SignalHandler`, recognised by its attribute `stop_signal`, since
+        this package may not import training. `stop_signal` is None until it was asked to stop.
         """
         handler = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         if handler is self or not hasattr(handler, "stop_signal"):

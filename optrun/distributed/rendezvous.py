@@ -94,6 +94,7 @@ class Rendezvous:
                 " started, and can this machine reach it?"
             ) from error
         rendezvous = cls(dist.PrefixStore("optrun", store), rank, size, timeout)
+        # The id of this start becomes part of every key: the store may hold those of earlier ones.
         start_id = rendezvous._wait_for_all_ranks(f"{host}:{port}")
         rendezvous.store = dist.PrefixStore(start_id, rendezvous.store)
         refuse_different(rendezvous, facts)
@@ -111,6 +112,9 @@ class Rendezvous:
 
         The nonce of rank 0 is the id of this start.
 
+        Args:
+            where: Host and port of the store, for messages.
+
         Raises:
             RendezvousError: A rank does not come.
         """
@@ -126,7 +130,7 @@ class Rendezvous:
                 " (distributed.timeout_seconds). Start optrun once for each rank, or correct the"
                 " number of ranks."
             ) from error
-        if start_id is None:
+        if start_id is None:  # the time is up
             missing = self._wait_for_missing("hello", range(self.size), 0.0)
             who = name_ranks(missing) if missing else "one that was started before, and is gone"
             raise RendezvousError(
@@ -180,6 +184,9 @@ class Rendezvous:
     def _poll(self, timeout: float | None = None) -> Iterator[None]:
         """Yield until the time is up, with a heartbeat and a growing pause (20 to 200 ms) between.
 
+        For a loop that looks and leaves when it sees what it waits for; if the loop ends by itself,
+        the time is up. It looks at least once.
+
         Args:
             timeout: Seconds; None: `self.timeout`.
         """
@@ -217,7 +224,9 @@ class Rendezvous:
             self.store.set(f"machine/{socket.gethostname()}", text)
 
     def receive_on_machine(self) -> str:
-        """Wait for the text of `send_to_machine` on this machine.
+        """Wait for the text that another rank of this machine sends by `send_to_machine`.
+
+        Machines are told apart by their host names.
 
         Raises:
             OptrunError: No rank of this machine sends one in time.
@@ -232,7 +241,16 @@ class Rendezvous:
         )
 
     def _wait_for_missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
-        """Wait for the values of ranks under a key; return the ranks without a value in the end."""
+        """Wait for the values of ranks under a key; return the ranks without a value in the end.
+
+        Args:
+            key: The key of the values.
+            ranks: The senders.
+            timeout: Seconds to wait for all of them.
+
+        Returns:
+            Empty as soon as all have sent a value.
+        """
         keys = [f"{key}/{rank}" for rank in ranks]
         with _store_errors():
             if not keys or any(self.store.check(keys) for _ in self._poll(timeout)):
@@ -269,10 +287,12 @@ class Rendezvous:
             OptrunError: A rank sends nothing in time.
         """
         self.send(key, value)
+        # Other ranks wait for the result, and confirm that they have it.
         if self.rank != 0:
             result = self.receive(f"{key}/result", 0, self.timeout + _READ_SECONDS)
             self.send(f"{key}/read", None)
             return result
+        # Rank 0 waits for all values, and combines them.
         missing = self._wait_for_missing(key, range(self.size), self.timeout)
         if missing:
             raise OptrunError(

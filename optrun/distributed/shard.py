@@ -76,7 +76,8 @@ def distribute(
         blocks: Dotted names of the modules that FSDP2 gathers and frees one by one.
 
     Returns:
-        The module to call in training, and the context manager for each micro-batch.
+        The module to call in training, and a function that returns a context for a micro-batch, see
+        `GradientSync`.
 
     Raises:
         ConfigError: The degrees of FSDP2 do not multiply to the number of ranks.
@@ -96,7 +97,10 @@ def distribute(
 def _shard_fully(
     model: nn.Module, config: FsdpConfig, world: World, device: torch.device, blocks: Sequence[str]
 ) -> tuple[nn.Module, GradientSync]:
-    """Shard each block and then the model by FSDP2, in place, and copy in the weights of rank 0."""
+    """Shard each block and then the model by FSDP2, in place, and copy in the weights of rank 0.
+
+    Arguments and result are those of `distribute`.
+    """
     replicas, shards = data_parallel_degrees(config, world.size)
     options: PlainDict = {
         "mesh": _mesh(replicas, shards, device),
@@ -109,18 +113,22 @@ def _shard_fully(
         "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
     }
     full_params = {name: param.detach() for name, param in model.named_parameters()}
+
+    # Shard. The root's backward pass follows its forward pass directly, so resharding in between
+    # would gather its parameters twice.
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
-    # The root's backward pass follows its forward pass directly, so resharding in between would
-    # gather its parameters twice.
     fully_shard(model, **{**options, "reshard_after_forward": False})
     model.register_forward_hook(_reshard_without_gradients)
     assert isinstance(model, FSDPModule)
+
+    # Fill the shards of ranks that have built their model on `meta`.
     shard_device = torch.device("cpu") if config.cpu_offload else device
     _copy_from_rank_0(model, full_params, world, shard_device, device)
 
     @contextmanager
     def gradient_sync(last: bool) -> Iterator[None]:
+        """Reduce gradients only in the backward pass of the last micro-batch of a step."""
         model.set_requires_gradient_sync(last)
         yield
 
@@ -216,6 +224,7 @@ def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
     """Return the modules at these dotted names, deepest first, as `fully_shard` needs them.
 
     Left out: names without a module, and lists and dicts of modules, which have no forward pass.
+    So "layers.0.mlp" comes before "layers.0", and "layers", a ModuleList, does not come at all.
     """
     modules = dict(model.named_modules())
     deepest_first = sorted(paths, key=lambda path: path.count("."), reverse=True)

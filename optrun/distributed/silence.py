@@ -41,6 +41,7 @@ def find_hung(
     Returns:
         Rank on this machine -> its end, whose message names its innermost Python frame.
     """
+    # 1. Sort the silent ranks.
     frames = {local_rank: _innermost_frame(status) for local_rank, status in silent.items()}
     stopped = []
     not_waiting = []
@@ -50,9 +51,11 @@ def find_hung(
         is_in_collective = any(path in frames[local_rank] for path in _WAITING)
         if status.phase is not Phase.waiting and not is_in_collective:
             not_waiting.append(local_rank)
+    # 2. Choose the hanging ones.
     hung = stopped or not_waiting
     if not hung and len(silent) == local_size:
         hung = list(silent)
+    # 3. Describe each.
     ends = {}
     for local_rank in hung:
         details = ""
@@ -102,7 +105,10 @@ def _innermost_frame(status: RankStatus) -> str:
     """Ask a rank for the innermost Python frame of its main thread: `FILE:LINE in FUNCTION`.
 
     SIGUSR2 makes its `faulthandler` write all stacks into a memory file, which is read for at most
-    one second. Empty if the rank does not answer.
+    one second. Empty if the rank does not answer, has ended, or has no such file.
+
+    Args:
+        status: Its last heartbeat, with its pid and the file descriptor of its memory file.
     """
     if not status.pid or status.stack < 0:
         return ""

@@ -67,8 +67,19 @@ class RankEnd:
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
-    """Tell whether a collective failed because another rank is gone or silent."""
+    """Tell whether a collective failed because another rank is gone or silent.
+
+    So it is if the error, or one of those that led to it, is a LostRankError or an error of torch's
+    communication; None is no such error.
+
+    Example:
+        >>> is_lost_rank(RuntimeError("[gloo/pair.cc] Connection closed by peer [10.0.0.2]:9"))
+        True
+        >>> is_lost_rank(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+        False
+    """
     while error is not None:
+        # By name, so that torch is not imported for it.
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if kinds & {"DistError", "DistBackendError", LostRankError.__name__}:
             return True
@@ -84,19 +95,26 @@ def error_of(
     """Build one error for the run from the ends of its ranks; None if all ended well.
 
     Only root causes count, see `_root_causes`. Their exit code is that of the error; it is 1 if
-    they have different codes, or if a signal ended them. The message is that of the first cause,
-    with the number of its rank unless it is rank 0 or all ranks have the same message.
+    they have different codes, or if a signal ended them. The message is that of the first cause; if
+    it is not that of rank 0 or of all ranks, number and log of the rank are added.
 
     Args:
         ends: How the known ranks ended.
-        log_of: Returns the path of a rank's log, for the message.
+        log_of: Returns the path of a rank's log, for the message; None: there are no logs.
+
+    Example:
+        >>> error = error_of([RankEnd(0, 0), RankEnd(1, 2, "lr=high: expected a number.")])
+        >>> type(error).__name__, str(error)
+        ('ConfigError', 'rank 1 failed: lr=high: expected a number.')
     """
     causes = _root_causes([end for end in ends if end.code != EXIT_DONE])
     if not causes:
         return None
     cause = causes[0]
+    # 1. The exit code.
     has_one_code = len({end.code for end in causes}) == 1
     code = cause.code if has_one_code and cause.code > 0 else EXIT_FAILED
+    # 2. The message. Only a rank that was ended, or that ended without a report, has a `where`.
     is_own_report = cause.code > 0 and cause.message and not cause.where
     speaks_for_all = cause.rank == 0 or {end.message for end in ends} == {cause.message}
     if is_own_report and speaks_for_all:
@@ -107,7 +125,7 @@ def error_of(
             log = log_of(cause.rank)
         message = _describe_cause(cause, log)
     error = kind_of(code)(message)
-    if code not in _BY_CODE:
+    if code not in _BY_CODE:  # keep it, although no class stands for it
         error.exit_code = code
     return error
 
@@ -141,7 +159,12 @@ def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
 
 
 def _describe_cause(end: RankEnd, log: Path | None) -> str:
-    """Describe how a rank failed, and name its log if it has one."""
+    """Describe how a rank failed, and name its log if it has one.
+
+    Example:
+        >>> _describe_cause(RankEnd(2, 3, where="training, step 7"), Path("logs/rank-2.log"))
+        'rank 2 failed while training, step 7 with exit code 3. Its log: logs/rank-2.log.'
+    """
     where = f" while {end.where}" if end.where else ""
     log_sentence = "" if log is None else f" Its log: {log}."
     if end.code < 0:

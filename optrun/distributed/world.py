@@ -129,6 +129,7 @@ class World:
         Raises:
             OptrunError: On every rank, if the function raises one on rank 0.
         """
+        # The result of other ranks, None, is replaced by that of rank 0.
         result = self.call_on_all(lambda: act() if self.is_main else None)
         return cast("T", self.broadcast(result))
 
@@ -166,6 +167,8 @@ ALONE = World()
 @contextmanager
 def _waiting() -> Iterator[None]:
     """Report the phase `waiting` while a collective runs, and the phase before when it is done.
+
+    After an error the phase stays `waiting`: this rank waits for one that is lost.
 
     Raises:
         LostRankError: Another rank has left, or does not answer in time.
