@@ -50,11 +50,11 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
     """
     key = "parametrization.base"
     kind = type(model).__name__
-    recorder, why = record_forward(model, None, _BranchRecorder, "it is no transformers model")
+    recorder, reason = record_forward(model, None, _BranchRecorder, "it is no transformers model")
     if recorder is None:
         raise ConfigError(
             f"{key}: optrun cannot find the residual branches of {kind}, because it cannot run a"
-            f" forward pass on the meta device ({why}). Keep the base's number of layers."
+            f" forward pass on the meta device ({reason}). Keep the base's number of layers."
         )
     ends = recorder.ends & blocks.keys()
     problem = ""
@@ -85,6 +85,10 @@ class _Branch:
 
 class _BranchRecorder(UseRecorder):
     """Follow the output of each matrix through a forward pass, until it is added to the stream.
+
+    In y = x + W2 relu(W1 x) the product with W1 is a branch that ends with W1 so far. relu gives
+    neither a branch nor the stream, so W1 is forgotten. The product with W2 is a branch that ends
+    with W2. Its sum with x, which is older, is the stream, and W2 is one of `ends`.
 
     Attributes:
         ends: Names of the weights whose output was added to the residual stream.
@@ -128,6 +132,8 @@ class _BranchRecorder(UseRecorder):
 
     def _record(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
         """Classify the result of an operation: a weight, a branch, the stream, or none.
+
+        It is recorded in `_weights`, `_branch_of` or `_stream`, by the id of the result.
 
         - A view of a weight is that weight.
         - A product with a weight begins a branch.
@@ -180,7 +186,7 @@ class _BranchRecorder(UseRecorder):
             summands: The summands that are no weights.
             out: The sum.
         """
-        if len(summands) == 1:
+        if len(summands) == 1:  # the other one is a weight
             self._record_same(summands[0], out)
             return
         branches = [self._branch_of[id(term)] for term in summands if id(term) in self._branch_of]
@@ -209,7 +215,7 @@ class _BranchRecorder(UseRecorder):
             out: The sum.
             has_stream: Whether the other summand is known as the stream.
         """
-        last_weight = max(branch.last_weights)
+        last_weight = max(branch.last_weights)  # any one, the same in every process
         stack = re.split(r"\.\d+\.", last_weight)[0]  # the path before the block number
         if not has_stream and stack in self._stacks_with_stream:
             self.normed_weight = self.normed_weight or last_weight

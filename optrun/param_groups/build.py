@@ -175,7 +175,11 @@ def _loraplus_scale(name: str, ratio: float | None) -> float:
 def _started_groups(
     started: Sequence[Group], params: Mapping[str, Tensor]
 ) -> dict[str, PlainMapping]:
-    """Map parameters of the model to their group at the start of the run, if it has a `layer`."""
+    """Map parameters of the model to their group at the start of the run.
+
+    Groups without the key `layer`, which other programs saved, and names that the model lacks are
+    left out.
+    """
     groups: dict[str, PlainMapping] = {}
     for group in started:
         if "layer" in group:

@@ -15,7 +15,7 @@ from torch import nn
 from optrun.base.errors import ConfigError
 from optrun.param_groups.branches import branch_ends
 from optrun.param_groups.roles import BIAS, EMBEDDING, MATRIX, NORM, VECTOR, roles_of
-from optrun.param_groups.stacks import stacks_of
+from optrun.param_groups.stacks import block_paths, stacks_of
 
 KEY = "parametrization.base"
 
@@ -98,14 +98,14 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     base_params = dict(base.named_parameters())
     roles = roles_of(model)
     modules = dict(model.named_modules())
-    base_names, branch = _base_names(model, base)
+    base_names, depth_ratios = _base_names(model, base)
     unmatched = [name for name in base_params if name not in base_names.values()]
     if unmatched:
         raise ConfigError(
             f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name."
             " Give a base of the same architecture, no deeper than the model."
         )
-    ends = branch_ends(model, branch) if branch else set()
+    ends = branch_ends(model, depth_ratios) if depth_ratios else set()
     heads = _heads(model, roles)
     growth = {}
     for name, param in params.items():
@@ -126,7 +126,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             base_shape,
             fan_in,
             fan_out,
-            branch=branch.get(name, 1.0),
+            branch=depth_ratios.get(name, 1.0),
             ends_branch=name in ends,
             is_head=name in heads and fan_in != 1 and fan_out == 1,
         )
@@ -139,15 +139,20 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
     These are the output embeddings, and matrices outside of all blocks and of `base_model`. Of the
     matrices in one parent module, only the last counts: its order is taken for that of the forward
     pass. Direct children of the model all count, unless it is an `nn.Sequential`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> _heads(model, roles_of(model))
+        {'2.weight'}
     """
     paths = _modules_outside_blocks(model)
     heads: set[str] = set()
     for index, path in enumerate(paths):
         parent = path.rpartition(".")[0]
         prefix = f"{parent}." if parent else ""
+        order_counts = parent or isinstance(model, nn.Sequential)
         is_followed = any(later.startswith(prefix) for later in paths[index + 1 :])
-        in_order = parent or isinstance(model, nn.Sequential)
-        if in_order and is_followed:
+        if order_counts and is_followed:
             continue
         params = model.get_submodule(path).named_parameters(path, recurse=False)
         heads |= {name for name, _ in params if roles.get(name) == MATRIX}
@@ -164,7 +169,7 @@ def _modules_outside_blocks(model: nn.Module) -> list[str]:
 
     `base_model` is the part of a transformers model without its head.
     """
-    inside = [path for stack in stacks_of(model) for path in stack.blocks]
+    inside = block_paths(model)
     backbone = getattr(model, "base_model", model)
     if backbone is not model:
         inside += [path for path, module in model.named_modules() if module is backbone]
@@ -181,7 +186,8 @@ def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict
     """Map parameter names to their names in the base, and to base depth over depth.
 
     Block i of a stack with L blocks matches block floor(i L_base / L) of the base, so that the
-    blocks of the base are spread evenly.
+    blocks of the base are spread evenly: with 4 blocks over 2, `h.0` and `h.1` match `h.0`, and
+    `h.2` and `h.3` match `h.1`, and each of their parameters has the ratio 2 / 4.
 
     Returns:
         Name -> name in the base, for every parameter; and name -> base depth over depth, only for
@@ -193,7 +199,7 @@ def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict
     params = dict(model.named_parameters())
     base_params = dict(base.named_parameters())
     names: dict[str, str] = {name: name for name in params if name in base_params}
-    depth: dict[str, float] = {}
+    depth_ratios: dict[str, float] = {}
     base_stacks = {stack.path: stack for stack in stacks_of(base)}
     for stack in stacks_of(model):
         base_stack = base_stacks.get(stack.path)
@@ -205,17 +211,18 @@ def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict
                 " in the model: it shrinks. Give a base of as many layers or fewer."
             )
         for path, block in stack.blocks.items():
-            base_path = f"{path.rpartition('.')[0]}.{block * base_stack.depth // stack.depth}"
+            base_block = block * base_stack.depth // stack.depth
+            base_path = f"{path.rpartition('.')[0]}.{base_block}"
             in_block = [name for name in params if name.startswith(f"{path}.")]
-            names |= {name: base_path + name[len(path) :] for name in in_block}
-            depth |= dict.fromkeys(in_block, base_stack.depth / stack.depth)
+            names |= {name: base_path + name.removeprefix(path) for name in in_block}
+            depth_ratios |= dict.fromkeys(in_block, base_stack.depth / stack.depth)
     missing = [name for name in params if names.get(name) not in base_params]
     if missing:
         raise ConfigError(
             f"{KEY}: {missing[0]} of the model matches no parameter of the base by name. Give a"
             " base of the same architecture, which differs in sizes alone."
         )
-    return names, depth
+    return names, depth_ratios
 
 
 def _fans(
@@ -243,6 +250,10 @@ def _fans(
 
     Raises:
         ConfigError: An embedding has another number of rows, or nothing tells inputs from outputs.
+
+    Example:
+        >>> _fans("weight", "weight", nn.Linear(8, 12), MATRIX, (12, 8), (4, 2))
+        (4.0, 3.0)
     """
     ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]
     grown = [ratio for ratio in ratios if ratio != 1]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Uses
 from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, VECTOR
-from optrun.param_groups.stacks import Stack, find_stacks, stacks_of
+from optrun.param_groups.stacks import Stack, find_stacks
 from optrun.param_groups.tree import is_inside, path_and_ancestors, split_path, tree_of
 
 EMBEDDINGS = "embeddings"
@@ -190,6 +190,8 @@ class Layers:
         The operations of a forward pass are numbered, see `Uses`. The blocks of a stack begin with
         the first use of a parameter in them, stems left out; their last block begins with the
         largest of the first uses. For a parameter near several stacks, their blocks count together.
+        With the uses `wte` 1, `h.0` 2 to 5, `h.1` 6 to 9, and `norm` 10, the blocks begin with 2
+        and the last one with 6: `wte` belongs to the embeddings, `norm` to the head.
 
         - Embeddings: used before the blocks begin, and not after the last block has begun. An
           embedding may be used there, too: a tied one is.
@@ -215,10 +217,11 @@ class Layers:
             if not used_stacks:
                 continue
             begin = min(begin_of_blocks[path] for path in used_stacks)
-            end = max(begin_of_last_block[path] for path in used_stacks)
-            if first < begin and (last <= end or self.roles[name] == EMBEDDING):
+            begin_of_last = max(begin_of_last_block[path] for path in used_stacks)
+            may_be_late = self.roles[name] == EMBEDDING
+            if first < begin and (last <= begin_of_last or may_be_late):
                 layers[name] = replace(_embedding_layer(stacks), why="used before the blocks")
-            elif first > end:
+            elif first > begin_of_last:
                 layers[name] = replace(_head_layer(stacks), why="used after the blocks")
         return layers
 
@@ -249,16 +252,17 @@ class Layers:
                 return _embedding_layer([stack])
             return layer_at(block + 1, stack.depth, f"{stack.path} {block}", stack.name)
         stack_in_scope = self._stack_in_scope(path)
+        stacks = self.stacks if stack_in_scope is None else [stack_in_scope]
         if id(self.params[name]) in self.output_ids:
-            return _head_layer(stack_in_scope or self.stacks)
+            return _head_layer(stacks)
         if id(self.params[name]) in self.input_ids:
-            return _embedding_layer(stack_in_scope or self.stacks)
+            return _embedding_layer(stacks)
         nearest_stacks = self._nearest_stacks(path)
         if self._is_below_blocks(name, stack_in_scope):
             return _embedding_layer(nearest_stacks)
         return _head_layer(nearest_stacks)
 
-    def _is_below_blocks(self, name: str, stack_in_scope: list[Stack]) -> bool:
+    def _is_below_blocks(self, name: str, stack_in_scope: Stack | None) -> bool:
         """Tell whether a parameter outside of all blocks belongs to the embeddings, else the head.
 
         The first rule that applies decides:
@@ -269,23 +273,25 @@ class Layers:
         4. Else two children of the lowest module that contains both are compared: the child with
            the parameter, and the child with the blocks. A head's name in the path: no. The child
            registered before the blocks, unless it is called final or last: yes. Else if its module
-           embeds.
+           embeds. For `bert.embeddings.norm.weight` and the blocks `bert.encoder.layer` that module
+           is `bert`, and its children are `embeddings` and `encoder`.
 
         Args:
             name: Name of the parameter.
-            stack_in_scope: The stack in whose scope it lies; empty if there is none.
+            stack_in_scope: The stack in whose scope it lies, if there is one.
         """
         path, _, leaf = name.rpartition(".")
         role = self.roles[name]
         has_embedding_name = _EMBEDDING_DIRECT.search(leaf) is not None
         if role == EMBEDDING:
             return True
-        if not stack_in_scope:
+        if stack_in_scope is None:
             return self._embeds(path) or (has_embedding_name and role != VECTOR)
-        stack_path = stack_in_scope[0].path
+        stack_path = stack_in_scope.path
         common = next(above for above in path_and_ancestors(path) if is_inside(stack_path, above))
         if common == path:
             return has_embedding_name
+        # Rule 4: go from the common module one step towards the parameter and towards the blocks.
         depth = len(split_path(common))
         below_common = split_path(path)[depth:]
         if any(_HEAD_NAME.search(part) for part in below_common):
@@ -302,7 +308,7 @@ class Layers:
         """Tell whether a module, or one of its ancestors below another module, embeds its input.
 
         The class decides: its name contains "embed", and it is no model. The module's own name
-        decides for an embedding layer, a norm, or an unknown class.
+        decides for an embedding layer, a norm, or an unknown class: yes for `wte`, `norm_emb`.
 
         Args:
             path: Dotted name of the module.
@@ -317,9 +323,9 @@ class Layers:
                 return True
         return False
 
-    def _stack_in_scope(self, path: str) -> list[Stack]:
-        """Return the stack around a module by scope, as a list: one, or none."""
-        return [stack for stack in self.stacks if is_inside(path, stack.scope)][:1]
+    def _stack_in_scope(self, path: str) -> Stack | None:
+        """Return the stack in whose scope a module lies, see `Stack.scope`; None without one."""
+        return next((stack for stack in self.stacks if is_inside(path, stack.scope)), None)
 
     def _nearest_stacks(self, path: str) -> list[Stack]:
         """Return the stack around a module, else all stacks in its closest ancestor with one.
@@ -329,8 +335,8 @@ class Layers:
         first, so that one is returned; for `lm_head` beside them it is both.
         """
         stack_in_scope = self._stack_in_scope(path)
-        if stack_in_scope:
-            return stack_in_scope
+        if stack_in_scope is not None:
+            return [stack_in_scope]
         for ancestor in path_and_ancestors(path):
             stacks = [stack for stack in self.stacks if is_inside(stack.scope, ancestor)]
             if stacks:
@@ -339,11 +345,19 @@ class Layers:
 
 
 def _set_scopes_and_names(stacks: list[Stack]) -> None:
-    """Set the scope and the name of each stack of a model, see `Stack`."""
+    """Set the scope and the name of each stack of a model, in place.
+
+    The scope is the topmost module with this stack and no other. Beside `decoder.layers`, the list
+    `encoder.layers` gets the scope `encoder` and the name `encoder`.
+
+    Args:
+        stacks: All stacks of the model.
+    """
     names = _short_names([stack.path for stack in stacks])
     for stack, name in zip(stacks, names, strict=True):
         stack.name = name
         stack.scope = stack.path
+        # From the list upwards: the last ancestor without another stack stays.
         for ancestor in path_and_ancestors(stack.path):
             stacks_inside = [other for other in stacks if is_inside(other.path, ancestor)]
             if len(stacks_inside) == 1:
@@ -367,6 +381,7 @@ def _short_names(paths: list[str]) -> list[str]:
         for above in path_and_ancestors(paths[0])
         if all(is_inside(path, above) for path in paths)
     )
+    # Leave out what all paths have in common, then take parts until no two paths are equal.
     begin = len(split_path(common))
     end = begin + 1
     while len({tuple(parts[begin:end]) for parts in parts_of_paths}) < len(paths):
@@ -410,8 +425,3 @@ def _head_layer(stacks: list[Stack]) -> Layer:
     """Make the layer of a head above the deepest of these stacks."""
     depth = max(stack.depth for stack in stacks)
     return layer_at(depth + 1, depth, ABOVE)
-
-
-def block_paths(model: nn.Module) -> list[str]:
-    """List the dotted names of a model's blocks, in its order; empty if it has none."""
-    return [path for stack in stacks_of(model) for path in stack.blocks]

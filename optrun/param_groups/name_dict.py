@@ -39,7 +39,9 @@ def structured_names(
         >>> structured_names({"h.3.fc.weight": torch.ones(1)}, {r"h\.(\d+)\.": r"\1"})
         {'h.3.fc.weight': '3'}
     """
+    # Keys that are names of parameters come first.
     layer_by_name = {name: str(value) for name, value in name_dict.items() if name in params}
+    # All other keys are patterns.
     for key, value in name_dict.items():
         if key in params:
             continue
@@ -79,7 +81,7 @@ def structured_names(
 def layers_from_name_dict(
     params: Mapping[str, Tensor], name_dict: Mapping[str, object], *, n_layers: int | None = None
 ) -> dict[str, Layer]:
-    """Map every parameter to its layer in `name_dict`; to the head if no key matches it.
+    r"""Map every parameter to its layer in `name_dict`; to the head if no key matches it.
 
     Args:
         params: Every parameter by name.
@@ -92,6 +94,14 @@ def layers_from_name_dict(
     Raises:
         ConfigError: As `structured_names`; a value is no layer; there is no block; or a block
             number is `n_layers` or more.
+
+    Example:
+        >>> import torch
+        >>> names = ("wte.weight", "h.0.weight", "h.1.weight", "out.weight")
+        >>> params = {name: torch.ones(1) for name in names}
+        >>> layers = layers_from_name_dict(params, {"wte": "embeddings", r"h\.(\d+)": r"\1"})
+        >>> [layers[name].label for name in names]
+        ['embeddings', 'layer_00', 'layer_01', 'head']
     """
     values = structured_names(params, name_dict)
     parsed = {name: _parse_layer(value) for name, value in values.items()}
@@ -119,6 +129,7 @@ def layers_from_name_dict(
     deepest = max(depths.values())
     layers: dict[str, Layer] = {}
     for name in params:
+        # Without a block number, `stack` is the word `embeddings` or `head`.
         stack, block = parsed.get(name, (HEAD, None))
         if block is not None:
             shown_stack = stack if len(depths) > 1 else ""
@@ -137,6 +148,10 @@ def _parse_layer(value: str) -> tuple[str, int | None]:
 
     Raises:
         ConfigError: It is no layer.
+
+    Example:
+        >>> _parse_layer("3"), _parse_layer("decoder.layers.3.fc"), _parse_layer("word_embeddings")
+        (('', 3), ('decoder', 3), ('embeddings', None))
     """
     if value.isdigit():
         return "", int(value)

@@ -76,7 +76,8 @@ def run_on_meta(
     Raises:
         Exception: Whatever the model raises; RuntimeError after 50,000 operations.
     """
-    # `deepcopy` takes what its memo has for an id instead of copying: here, a tensor on `meta`.
+    # 1. Copy the model, with every tensor replaced by one on the meta device: `deepcopy` takes what
+    # its memo has for the id of an object in place of a copy.
     memo: dict[int, object] = {}
     for module in model.modules():
         for value in vars(module).values():
@@ -87,6 +88,7 @@ def run_on_meta(
     for param in model.parameters():
         memo[id(param)] = nn.Parameter(param.detach().to("meta"), False)
     model_on_meta = copy.deepcopy(model, memo).eval()
+    # 2. Run the copy under the recorder.
     batch_on_meta = {
         key: value.to("meta") if isinstance(value, Tensor) else value
         for key, value in batch.items()
@@ -145,12 +147,12 @@ def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple
         The uses, empty if the model cannot run on the meta device; and the note.
     """
     kind = type(model).__name__
-    recorder, why = record_forward(model, batch, UseRecorder, "no batch was given")
+    recorder, reason = record_forward(model, batch, UseRecorder, "no batch was given")
     if recorder is None:
         note = (
             f"param_groups=layerwise: the parameters of {kind} outside of its blocks get their"
-            f" layer by name, because no forward pass on the meta device was possible ({why}). Use"
-            " param_groups.name_dict to set layers yourself."
+            f" layer by name, because no forward pass on the meta device was possible ({reason})."
+            " Use param_groups.name_dict to set layers yourself."
         )
         return {}, note
     count = len(list(model.parameters()))
@@ -165,31 +167,32 @@ def record_forward(
     model: nn.Module,
     batch: Mapping[str, object] | None,
     make_recorder: Callable[[nn.Module], W],
-    why: str,
+    reason_without_batch: str,
 ) -> tuple[W | None, str]:
-    """Run a model on the meta device with the first batch that works, see `run_on_meta`.
+    """Record a forward pass on the meta device, with the first batch that works.
 
     Args:
         model: On any device.
         batch: See `uses_of`; None: each of `example_batches` is tried.
-        make_recorder: See `run_on_meta`.
-        why: The reason to return if there is no batch at all.
+        make_recorder: See `run_on_meta`, which runs the model.
+        reason_without_batch: The reason to return if there is no batch at all.
 
     Returns:
-        The recorder after the pass, and an empty text; or None, and the reason why the last batch
-        failed.
+        The recorder after the pass, and an empty text. Or None, and the reason for users: the error
+        of the last batch, or of making the batches. Errors are not raised.
     """
     batches: Sequence[Mapping[str, object]]
     try:
         batches = example_batches(model) if batch is None else [batch]
     except Exception as error:  # a configuration of another form than most
         return None, describe_briefly(error)
+    reason = reason_without_batch
     for example in batches:
         try:
             return run_on_meta(model, example, make_recorder), ""
         except Exception as error:  # whatever a model's own code raises
-            why = describe_briefly(error)
-    return None, why
+            reason = describe_briefly(error)
+    return None, reason
 
 
 def describe_briefly(error: Exception) -> str:

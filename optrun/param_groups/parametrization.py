@@ -102,22 +102,31 @@ def _scale_tied_logits(
 
     muP scales the weights of a head down with the width, but not those of an embedding; a tied
     weight cannot have both, so its logits are scaled instead. width: that of the model over that of
-    the base. If the architecture has a configuration key for it, that is returned with its value.
-    Else the norm before the head carries the factor: `logits` of its parameters is set in `sizes`,
-    which is changed, and the result is empty. Nothing happens if the head is not tied.
+    the base. Nothing happens if the head is not tied.
+
+    Args:
+        config: Configuration of the model, for messages.
+        model: The model, on the meta device.
+        base: The base model.
+        sizes: How each parameter grew. Changed if the norm before the head has to carry the factor:
+            `logits` is set for the parameters of the norm.
+
+    Returns:
+        The key of the architecture's configuration that scales logits, with the value to set. Empty
+        if there is no such key, or if the head is not tied.
 
     Raises:
         ConfigError: There is neither a key nor a norm that can take the factor.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings() if head is not None else None
-    if (
-        head is None
-        or table is None
-        or getattr(head, "weight", None) is not getattr(table, "weight", 0)
-    ):
+    if head is None or table is None:
         return {}
-    name = next(name for name, param in model.named_parameters() if param is head.weight)
+    weight = getattr(head, "weight", None)
+    is_tied = weight is not None and weight is getattr(table, "weight", None)
+    if not is_tied:
+        return {}
+    name = next(name for name, param in model.named_parameters() if param is weight)
     width = sizes[name].fan_out
     for key, power in _LOGITS.items():
         if isinstance(getattr(model.config, key, None), int | float):
@@ -131,9 +140,12 @@ def _scale_tied_logits(
             f" muP scales differently, and {error}. Set model.config.tie_word_embeddings=false, or"
             " use parametrization=standard."
         ) from error
+    # Beside the norm's output the logits have the model's own `factor`, as T5's 1/sqrt(width). So
+    # the norm has to carry what this lacks of 1 / width.
+    carried_by_norm = base_factor / factor / width
     for leaf, _ in model.get_submodule(path).named_parameters():
         param_name = f"{path}.{leaf}"
-        sizes[param_name] = replace(sizes[param_name], logits=base_factor / factor / width)
+        sizes[param_name] = replace(sizes[param_name], logits=carried_by_norm)
     return {}
 
 
@@ -146,7 +158,8 @@ def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
 
     Returns:
         One key of `_ATTENTION` -> its value in the base times (head_dim / head_dim of the base) to
-        the power there. Empty if heads are as wide as in the base, or if the model has none.
+        the power there; such as {"attention_multiplier": 0.0625} for 0.125 in a base with heads
+        half as wide. Empty if heads are as wide as in the base, or if the model has none.
 
     Raises:
         ConfigError: Heads are wider or narrower, and the architecture has no such key.
@@ -190,10 +203,11 @@ def _head_width(config: object) -> float | None:
 def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str, Growth]) -> None:
     """Scale initial weights, in place, to the standard deviation of the base times `Growth.init`.
 
-    The standard deviations of both initialisations count as equal if the log of their ratio is
-    below four standard errors (of n normal values, the log of the deviation has the variance 1 /
-    2n); then only `Growth.init` is applied. A tensor that is constant here or in the base is
-    multiplied by `Growth.carried` instead.
+    So it makes no difference whether the architecture initialises by its width, as 1/sqrt(fan_in),
+    or by one constant for all widths. The standard deviations of both initialisations count as
+    equal if the log of their ratio is below four standard errors (of n normal values, the log of
+    the deviation has the variance 1 / 2n); then only `Growth.init` is applied. A tensor that is
+    constant here or in the base is multiplied by `Growth.carried` instead.
 
     Args:
         model: Initialised; changed in place.
@@ -209,11 +223,11 @@ def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str,
         if not deviation or not base_deviation:
             param.mul_(size.carried)
             continue
-        ratio = base_deviation / deviation
+        base_over_model = base_deviation / deviation
         standard_error = math.sqrt(0.5 / base_param.numel() + 0.5 / param.numel())
-        if abs(math.log(ratio)) < 4 * standard_error:
-            ratio = 1.0
-        param.mul_(size.init * ratio)
+        if abs(math.log(base_over_model)) < 4 * standard_error:
+            base_over_model = 1.0  # the difference may be chance
+        param.mul_(size.init * base_over_model)
 
 
 def _standard_deviation(tensor: Tensor) -> float:

@@ -32,6 +32,12 @@ def assign_rules(
     Raises:
         ConfigError: A rule matches nothing, nothing that trains, or only parameters of earlier
             rules.
+
+    Example:
+        >>> import torch
+        >>> params = dict(torch.nn.Linear(2, 2).named_parameters())
+        >>> assign_rules([{"pattern": "bias"}, {"pattern": "."}], params, {})
+        {'bias': 0, 'weight': 1}
     """
     claimed: dict[str, int] = {}
     for index, rule in enumerate(rules):

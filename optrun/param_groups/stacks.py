@@ -69,6 +69,11 @@ def stacks_of(model: nn.Module) -> list[Stack]:
     return find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
 
 
+def block_paths(model: nn.Module) -> list[str]:
+    """List the dotted names of a model's blocks, in its order; empty if it has none."""
+    return [path for stack in stacks_of(model) for path in stack.blocks]
+
+
 def find_stacks(root: Node) -> list[Stack]:
     """List the stacks of a module tree in its order, with the blocks of each numbered.
 
@@ -107,25 +112,33 @@ def _may_hold_blocks(node: Node) -> bool:
     several elements two must be of one class, unless they are stages.
     """
     elements = list(node.children.values())
-    composite = [element for element in elements if element.children]
-    if not composite or 2 * len(composite) < len(elements):
+    with_children = [element for element in elements if element.children]
+    if not with_children or 2 * len(with_children) < len(elements):
         return False
     if len(elements) == 1:
         return elements[0].matrices >= 3
-    two_are_alike = len({_kind(element) for element in elements}) < len(elements)
-    return two_are_alike or _block_lists_of_stages(node) is not None
+    return _two_are_alike(elements) or _block_lists_of_stages(node) is not None
 
 
-def _kind(node: Node) -> str:
-    """Return the class name; without one, the names of the parameters as text."""
-    return node.kind or str([name for name, _ in node.signature()])
+def _two_are_alike(nodes: list[Node]) -> bool:
+    """Tell whether any two of some modules are of one class.
+
+    Without class names, whether two have parameters of the same names.
+    """
+    kinds = {node.kind or str([name for name, _ in node.signature()]) for node in nodes}
+    return len(kinds) < len(nodes)
 
 
 def _number_blocks(node: Node) -> Stack:
     """Make the stack of a list of modules, with the blocks numbered through all stages.
 
     In a stage, modules registered before its list of blocks count with its first block, as `stems`;
-    all other modules count with its last block.
+    all other modules count with its last block. Two stages, each with an `embed`, two `blocks` and
+    a `norm`, have the block numbers
+
+        stages.0  1                   stages.1  3                     all else in the stage
+        stages.0.embed  0             stages.1.embed  2               a stem
+        stages.0.blocks.0  0, .1  1   stages.1.blocks.0  2, .1  3
     """
     elements = list(node.children.values())
     block_lists = _block_lists_of_stages(node)
@@ -159,9 +172,9 @@ def _block_lists_of_stages(node: Node) -> list[Node | None] | None:
 
     They are stages if at least half of them have a list of blocks, see `_find_block_list`, and
 
-    - each element is itself such a list; or
-    - the elements differ in structure, and two of all inner blocks are of one class. (Elements of
-      the same structure are blocks, whatever lists they contain.)
+    - each element is itself such a list, as in [[block, block], [block, block]]; or
+    - the elements differ in structure, such as in width, and two of all inner blocks are of one
+      class. (Elements of the same structure are blocks, whatever lists they contain.)
 
     Returns:
         For each element its list of blocks, or None for an element that is a block itself.
@@ -169,16 +182,17 @@ def _block_lists_of_stages(node: Node) -> list[Node | None] | None:
     elements = list(node.children.values())
     list_by_element = [_find_block_list(element) for element in elements]
     block_lists = [block_list for block_list in list_by_element if block_list is not None]
-    if 2 * len(block_lists) < len(elements) or not block_lists:
+    if not block_lists or 2 * len(block_lists) < len(elements):
         return None
     if list_by_element == elements:
         return list_by_element
-    if len({element.signature() for element in elements}) == 1:
+    have_same_structure = len({element.signature() for element in elements}) == 1
+    if have_same_structure:
         return None
-    kinds: list[str] = []
+    inner_blocks: list[Node] = []
     for block_list in block_lists:
-        kinds += map(_kind, block_list.children.values())
-    if len(set(kinds)) < len(kinds):
+        inner_blocks += block_list.children.values()
+    if _two_are_alike(inner_blocks):
         return list_by_element
     return None
 
@@ -190,12 +204,12 @@ def _find_block_list(stage: Node) -> Node | None:
     child modules, and two of them the same class, unless there is only one.
     """
     for node in (stage, *stage.children.values()):
-        if node.numbered and node.numel > STAGE_SHARE * stage.numel:
-            blocks = list(node.children.values())
-            kinds = {_kind(block) for block in blocks}
-            two_are_alike = len(kinds) < len(blocks) or len(blocks) == 1
-            if two_are_alike and all(block.children for block in blocks):
-                return node
+        if not node.numbered or node.numel <= STAGE_SHARE * stage.numel:
+            continue
+        blocks = list(node.children.values())
+        have_children = all(block.children for block in blocks)
+        if have_children and (len(blocks) == 1 or _two_are_alike(blocks)):
+            return node
     return None
 
 
@@ -203,10 +217,14 @@ def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
     """Merge stacks of equal depth with the same parent, such as attentions and feed-forwards.
 
     Block i of the merged stack has element i of each. Stacks with stems, or of one block, are not
-    merged. Changes the first stack of those that it merges.
+    merged. Changes the first stack of those that it merges: `attentions` of 6 elements and `ffns`
+    of 6 elements in one module become the stack `attentions` of 6 blocks.
 
     Args:
         lists: Each stack with its parent.
+
+    Returns:
+        The stacks that are left, in their order.
     """
     merged: list[tuple[Stack, Node]] = []
     for stack, parent in lists:
@@ -230,7 +248,8 @@ def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
 
     Such a list holds the norm or patch embedding of each block or stage, for instance. An element
     of a list registered before the stack counts with the first block of its stage, as a stem; of a
-    list after it, with the last block. Changes `stack`.
+    list after it, with the last block. If the elements are blocks and no stages, element i counts
+    with block i in both cases. Changes `stack`.
 
     Args:
         root: The module tree.

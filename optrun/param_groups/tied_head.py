@@ -43,10 +43,10 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
         try:
             norms = run_on_meta(model, batch, _LastNormRecorder).norms
             path = norms[-1] if norms else ""
+            factor = None
             if path:
-                factor = run_on_meta(model, batch, partial(_LastNormRecorder, replaced=path)).factor
-            else:
-                factor = None
+                replace_output = partial(_LastNormRecorder, replaced=path)
+                factor = run_on_meta(model, batch, replace_output).factor
         except Exception as error:  # whatever a model's own code raises
             why = describe_briefly(error)
             continue
@@ -102,16 +102,17 @@ class _LastNormRecorder(UseRecorder):
     def factor(self) -> float | None:
         """Factor between the norm's replaced output and the head's input; None if not proportional.
 
-        None if it does not arrive as such a multiple: even elements, which replaced 1, must all
-        have one value, and odd ones, which replaced 2, twice that. Also None if it did not arrive
-        at all, so that the head's input has no values (meta device).
+        If each token of the output was (1, 2, 1, 2, ...) and arrives as (0.5, 1, ...), it is 0.5.
+        The first two elements of each token are compared: the first must be equal in all tokens,
+        and the second twice the first. Also None if the replaced output did not arrive at all, so
+        that the head's input has no values (meta device).
         """
         if self.head_input.device.type == "meta":
             return None
         from_ones = self.head_input[..., 0]
         from_twos = self.head_input[..., 1]
-        is_constant = from_ones.min() == from_ones.max()
-        if is_constant and torch.equal(from_twos, 2 * from_ones):
+        tokens_agree = from_ones.min() == from_ones.max()
+        if tokens_agree and torch.equal(from_twos, 2 * from_ones):
             return float(from_ones.max())
         return None
 

@@ -36,6 +36,10 @@ def is_inside(path: str, above: str) -> bool:
     Args:
         path: Dotted name of a parameter or module.
         above: Dotted name of the module; empty for the model itself, which contains everything.
+
+    Example:
+        >>> is_inside("h.1.fc", "h.1"), is_inside("h.10.fc", "h.1")
+        (True, False)
     """
     return not above or path == above or path.startswith(f"{above}.")
 
@@ -91,7 +95,8 @@ class Node:
     def signature(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return (name relative to the node, shape) of all parameters in it.
 
-        Modules of the same structure and sizes have equal signatures.
+        Modules of the same structure and sizes have equal signatures, such as the blocks `h.0` and
+        `h.1`: both have (("fc.weight", (4, 4)), ("fc.bias", (4,))), for example.
         """
         prefix = f"{self.path}." if self.path else ""
         signature = []
@@ -113,8 +118,19 @@ def tree_of(
         params: Every parameter by name, in the order of the model.
         roles: Role of each parameter.
         model: Gives classes and the order of modules; None if only names are known.
+
+    Returns:
+        The root of the tree, the model itself.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        >>> roles = {"0.weight": MATRIX, "0.bias": BIAS}
+        >>> root = tree_of(dict(model.named_parameters()), roles, model)
+        >>> [(node.path, node.kind, node.numel) for node in root.walk()]
+        [('', 'Sequential', 9), ('0', 'Linear', 9)]
     """
     root = Node("")
+    # 1. Add the modules, with the parameters that are left out, too.
     if model is not None:
         root.kind = type(model).__name__
         root.is_model = _is_model(model)
@@ -123,6 +139,7 @@ def tree_of(
                 node = _add_path(root, path)
                 node.kind = type(module).__name__
                 node.is_model = _is_model(module)
+    # 2. Add the parameters, and count them in all modules around them.
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
         _add_path(root, path).param_shapes[leaf] = tuple(param.shape)
@@ -136,7 +153,11 @@ def tree_of(
 
 
 def _add_path(root: Node, path: str) -> Node:
-    """Add the missing nodes of a dotted path to a tree, and return the last node of the path."""
+    """Add the missing nodes of a dotted path to a tree, and return the node at its end.
+
+    For "h.0" these are a child `h` of the root and its child `0`, which is returned; the root
+    itself for an empty path.
+    """
     node = root
     for part in split_path(path):
         if part not in node.children:
