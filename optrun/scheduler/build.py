@@ -112,13 +112,15 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
         [0.0, 0.5, 1.0, 0.5]
     """
     row = registry.choices("scheduler")[kind_of("scheduler", SCHEMAS, config)]
-    builder = row.load() if row.origin is None else partial(builders.plugin_curve, row.load())
+    builder = row.load()
+    if row.origin is not None:  # a plugin registers a function of the step, not a builder
+        builder = partial(builders.plugin_curve, builder)
     warmup_steps = builders.count_warmup_steps(config, num_training_steps)
     span = builders.Span(
-        num_training_steps,
-        warmup_steps,
-        max(num_training_steps - warmup_steps, 1),
-        _min_lr_multiplier(config, lr),
+        total=num_training_steps,
+        warmup=warmup_steps,
+        after_warmup=max(num_training_steps - warmup_steps, 1),
+        final=_min_lr_multiplier(config, lr),
     )
     curve: Curve = builder(config, span)
     return curve
@@ -172,22 +174,28 @@ def _peak_lr_at_scale_1(groups: list[ParamGroup]) -> float:
     """Compute the peak lr that a group with scale 1 has or would have.
 
     The peak of a group is its `initial_lr`, or its `lr` if no scheduler was built yet. Its scale is
-    `lr_ratio`, else `lr_scale`. Groups with a scale decide, by the largest peak / scale; if no
-    group has one, the largest peak is taken.
+    `lr_ratio`, else `lr_scale`. Groups with a scale above 0 decide, by the largest peak / scale; if
+    there is none, the largest peak is taken.
+
+    Example:
+        >>> _peak_lr_at_scale_1([{"lr": 0.05, "lr_scale": 0.5}, {"lr": 0.3}])
+        0.1
     """
     peaks = []
-    peaks_at_scale_1 = []
+    peaks_at_scale_1: list[float] = []
     for group in groups:
         peak = float(group["initial_lr"] if "initial_lr" in group else group["lr"])
         scale = group.get("lr_ratio", group.get("lr_scale"))
         peaks.append(peak)
         if scale:
             peaks_at_scale_1.append(peak / scale)
-    return max(peaks_at_scale_1 or peaks)
+    if peaks_at_scale_1:
+        return max(peaks_at_scale_1)
+    return max(peaks)
 
 
 def _min_lr_multiplier(config: SchedulerConfig, lr: float) -> float:
-    """Convert `min_lr` to a multiplier of the peak; 0 for a schedule without `min_lr`.
+    """Convert `min_lr` to a multiplier of the peak lr; 0 for a schedule without `min_lr`.
 
     Raises:
         ConfigError: `min_lr` is above the peak.

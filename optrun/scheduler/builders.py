@@ -193,6 +193,11 @@ def _over_decay_steps(
     """Build a decay curve after the warm-up, never below the final value.
 
     Without `decay_steps` it decays over all steps after the warm-up.
+
+    Args:
+        function: `curves.exponential` or `curves.inverse_time`.
+        config: Its configuration.
+        span: As for every builder.
     """
     body = partial(
         function,
@@ -230,7 +235,8 @@ def plugin_curve(function: Callable[..., float], config: SchedulerConfig, span: 
     """
     body = partial(function, config=config, decay_steps=span.after_warmup)
     last = span.after_warmup - 1
-    for at in sorted({round(at * last / _TRIAL_INTERVALS) for at in range(_TRIAL_INTERVALS + 1)}):
+    trial_steps = {round(i * last / _TRIAL_INTERVALS) for i in range(_TRIAL_INTERVALS + 1)}
+    for at in sorted(trial_steps):
         call = (
             f"scheduler={config.name}: {getattr(function, '__qualname__', function)} at step {at}"
         )

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, repeat
-from operator import mul
 from typing import TypeAlias
 
 Curve: TypeAlias = Callable[[int], float]
@@ -135,11 +133,18 @@ def _locate_cycle(progress: float, num_cycles: int, cycle_mult: float) -> tuple[
 
     Each cycle is `cycle_mult` times as long as the one before.
 
+    Args:
+        progress: Finished share of all cycles together, below 1.
+        num_cycles: Number of cycles.
+        cycle_mult: Length of a cycle by the length of the one before.
+
     Example:
         >>> _locate_cycle(0.75, num_cycles=2, cycle_mult=1.0)
         (1, 0.5)
     """
-    lengths = list(accumulate(repeat(cycle_mult, num_cycles - 1), mul, initial=1.0))
+    lengths = [1.0]
+    for _ in range(num_cycles - 1):
+        lengths.append(lengths[-1] * cycle_mult)
     position = progress * sum(lengths)
     cycle = 0
     while cycle < num_cycles - 1 and position >= lengths[cycle]:
