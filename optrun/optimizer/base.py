@@ -304,7 +304,8 @@ class NamedOptimizer(Optimizer):
         """Collect the names of parameters excluded by an option with a list of patterns.
 
         Each group is searched with its own patterns. A pattern of a list that several groups share
-        must match a name in one of them.
+        must match a name in one of them. With ["bias"] in the groups of `fc.weight` and `fc.bias`
+        the result is {"fc.bias"}.
 
         Args:
             option: Key of the pattern list in the groups, such as `exclude_from_weight_decay`.
@@ -315,6 +316,7 @@ class NamedOptimizer(Optimizer):
         Raises:
             ValueError: For patterns over unnamed parameters, or one that matches nothing.
         """
+        # 1. Collect the names to search with each list of patterns.
         excluded: set[str] = set()
         names_by_patterns: dict[tuple[str, ...], list[str]] = {}
         for group in self.param_groups:
@@ -326,6 +328,7 @@ class NamedOptimizer(Optimizer):
                     f"{option}={list(patterns)!r}: the parameters have no names to search. "
                     "Pass model.named_parameters() instead of model.parameters()."
                 )
+        # 2. Search them.
         for patterns, names in names_by_patterns.items():
             is_required = must_match and patterns != tuple(optional)
             excluded |= match_names(option, patterns, names, must_match=is_required)
@@ -618,11 +621,11 @@ def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     parameter has a gradient. Within `step_unless` the flag is not read: the step counts, and the
     caller restores the counters.
     """
+    assert isinstance(optimizer, NamedOptimizer)
     found_inf = getattr(optimizer, "found_inf", None)
-    counts_unread = getattr(optimizer, "_counts_without_flag", False)
-    if found_inf is not None and not counts_unread and found_inf.item():
+    if found_inf is not None and not optimizer._counts_without_flag and found_inf.item():
         return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
-    if getattr(optimizer, "_lr_forced_to_zero", False):
+    if optimizer._lr_forced_to_zero:
         return
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     if any(param.grad is not None for param in params):

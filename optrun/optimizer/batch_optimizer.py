@@ -194,9 +194,9 @@ class BatchOptimizer(NamedOptimizer):
     def _plan_batches(self, grads: list[Any], options: list[list[Any]]) -> list[PlannedBatch]:
         """Divide the parameters with a gradient into batches, and create missing state.
 
-        Parameters of a batch have one device, one working dtype and equal shared options. Kernels
-        can read either all or none of its tensors by their addresses (`is_plain`); the addresses
-        are stored in its `memory`.
+        Parameters of a batch have one device, one working dtype (`working_dtype`) and equal shared
+        options. Kernels can read either all or none of its tensors by their addresses (`is_plain`);
+        the addresses are stored in its `memory`.
 
         Args:
             grads: Gradient of each parameter of all groups, or None.
@@ -205,10 +205,11 @@ class BatchOptimizer(NamedOptimizer):
         Raises:
             RuntimeError: A parameter is complex.
         """
+        # 1. Put each parameter with a gradient into the batch of its kind.
         batches: dict[tuple[Hashable, ...], PlannedBatch] = {}
         slots = self.MOMENTS or self.STATE
         is_sharded = any(isinstance(grad, DTensor) for grad in grads)
-        position = -1
+        position = -1  # among the parameters of all groups
         for index, group in enumerate(self.param_groups):
             shared = tuple(tuple(v) if isinstance(v, list) else v for v in options[index])
             for name, param in zip(names_of(group, index), group["params"], strict=True):
@@ -228,6 +229,7 @@ class BatchOptimizer(NamedOptimizer):
                 key = (param.device, working_dtype(param.dtype), shared, plain)
                 batch = batches.setdefault(key, PlannedBatch(is_plain=plain))
                 batch.append(position, name, param, index, self._traits(group, name, param))
+        # 2. Find the addresses of the tensors that kernels may read.
         for batch in batches.values():
             if batch.is_plain:
                 states = [self.state[param] for param in batch.params]
@@ -244,13 +246,14 @@ class BatchOptimizer(NamedOptimizer):
         gathered = []
         for planned in plan.batches:
             states = [self.state[param] for param in planned.params]
-            if not all(states):
+            if not all(states):  # the state of a parameter is empty
                 return None
             batch_grads = [grads[position] for position in planned.positions]
             batch = self._batch(planned, states, batch_grads)
             if batch is None:
                 return None
             gathered.append((planned, states, batch))
+        # Only now, when no batch has to be planned anew: counting changes the state.
         for planned, states, batch in gathered:
             batch.rows, batch.row_of = self._count(planned, states)
         return [batch for _, _, batch in gathered]
@@ -271,6 +274,8 @@ class BatchOptimizer(NamedOptimizer):
             grads: Gradient of each parameter.
         """
         slots = self.MOMENTS or self.STATE
+        # All groups of a batch have equal shared options, so those of the first one are its
+        # options.
         first = self.param_groups[planned.group_of[0]]
         options = {key: first[key] for key in shared_options(self) if key in first}
         if planned.memory is not None:
@@ -292,7 +297,9 @@ class BatchOptimizer(NamedOptimizer):
         """Count the step in the state of each tensor, and compute the scalars of the step.
 
         Tensors of one kind (group and traits) with equal counters share a row of scalars, from one
-        call of `_scalars`. The counters of a row go back into the states of its tensors.
+        call of `_scalars`. The counters of a row go back into the states of its tensors. If tensors
+        a and b of kind 0 and c of kind 1 are at step 4, and d of kind 1 is new, there are the rows
+        (kind 0, step 5), (kind 1, step 5) and (kind 1, step 1), and `row_of` is [0, 0, 1, 2].
 
         Returns:
             `rows` and `row_of` of a `Batch`: the rows, and the index of the row of each tensor.
@@ -307,9 +314,9 @@ class BatchOptimizer(NamedOptimizer):
             row_keys = [(kind, *first) for kind in range(len(planned.kinds))]
         else:
             key_of = list(zip(planned.kind_of, *counters, strict=True))
-            row_of_key = {key: row for row, key in enumerate(dict.fromkeys(key_of))}
+            row_keys = list(dict.fromkeys(key_of))  # each once, in the order of the tensors
+            row_of_key = {key: row for row, key in enumerate(row_keys)}
             row_of = [row_of_key[key] for key in key_of]
-            row_keys = list(row_of_key)
         # 2. Count the step in each row, and compute its scalars.
         kinds = list(planned.kinds)
         rows = []

@@ -158,7 +158,7 @@ class Batch:
         work = weights.index_select(0, rows).to(dtype)
         moments = {slot: state[slot].index_select(0, rows) for slot in self.state}
         self.shardings.append(Sharding(()))
-        self.grads.append(grad.values().to(dtype))
+        self.grads.append(grad.values().to(dtype))  # (rows, ...), one entry for each index
         for slot, moment in moments.items():
             self.state[slot].append(moment)
         self.params.append(work)

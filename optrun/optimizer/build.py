@@ -249,18 +249,21 @@ def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[
     Args:
         group: A group dict.
         factors: Whether 2-D factors of a LoRA are for Muon, too.
+
+    Returns:
+        The entries for Muon, and the entries for its companion; each in their order.
     """
     hidden: list[Any] = []
     rest: list[Any] = []
-    for pair in group["params"]:
-        name, param = name_param_pairs([pair], 0)[0]
+    for entry in group["params"]:
+        ((name, param),) = name_param_pairs([entry], 0)
         role = _role(group, name)
         is_hidden = is_hidden_matrix(param, role) and group.get("layer") != "head"
         is_factor = factors and role == LORA and param.dim() == 2
         if is_hidden or is_factor:
-            hidden.append(pair)
+            hidden.append(entry)
         else:
-            rest.append(pair)
+            rest.append(entry)
     return hidden, rest
 
 
@@ -287,8 +290,8 @@ def _split_for_muon(
 
     Args:
         groups: Groups with a key `optimizer`; those of other optimizers are only copied.
-        named_by_rule: For each group, whether a rule names Muon for it. Then the factors of a LoRA
-            are for Muon, too.
+        named_by_rule: For each group, whether a rule names Muon for it, and not only
+            `optimizer=muon` for the run. Then the factors of a LoRA are for Muon, too.
         lr_scale: Factor on the lr of the companion's groups. A group with an absolute lr, which has
             `lr` without `lr_scale`, keeps it.
 

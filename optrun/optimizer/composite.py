@@ -140,7 +140,7 @@ class Composite(NamedOptimizer):
         if all("betas" in group for group in self.param_groups):
             self.defaults["betas"] = self.param_groups[0]["betas"]
         elif any("betas" in group or "momentum" in group for group in self.param_groups):
-            self.defaults["momentum"] = None
+            self.defaults["momentum"] = None  # the schedulers only look whether the key is there
 
     def _copy_momentum_to_betas(self) -> None:
         """Set the first beta of groups into which a scheduler of torch wrote a momentum."""

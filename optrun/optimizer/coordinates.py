@@ -227,7 +227,7 @@ def coordinate_check(
     shared: set[str] = set()
     if by_gradient and along == "width":
         shared = _params_shared_by_units(largest, smallest, growths)
-    # 2. Measure each model.
+    # 2. Measure each model, and add its values to the line of their parameter and measure.
     lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
@@ -279,9 +279,10 @@ def _total_numel(tensors: Sequence[Tensor]) -> int:
 def _add_tied_names(model: nn.Module, growths: Mapping[str, Growth]) -> dict[str, Growth]:
     """Copy the growths by name, and add entries for the second names of tied tensors.
 
-    The weight of a linear layer that is tied, such as an output head, gets the growth of an untied
-    head (its fan_in grows) if some parameter scales logits, else no entry: then the check has no
-    expected slope for it.
+    For an embedding `wte.weight` that is tied to `lm_head.weight`, `growths` has the first name
+    alone. The weight of a linear layer that is tied, such as this head, gets the growth of an
+    untied head (its fan_in grows) if some parameter scales logits, else no entry: then the check
+    has no expected slope for it.
     """
     first_names = {id(param): name for name, param in model.named_parameters()}
     scales_logits = any(growth.logits != 1 for growth in growths.values())
@@ -309,6 +310,11 @@ def _average_blocks(
     """Average each (parameter, measure) over the blocks; their number in the name becomes `*`.
 
     Only along the depth; along the width the values are returned unchanged.
+
+    Example:
+        >>> values = {("h.0.weight", "change"): 1.0, ("h.1.weight", "change"): 3.0}
+        >>> _average_blocks(values, "depth")
+        {('h.*.weight', 'change'): 2.0}
     """
     if along == "width":
         return dict(values)
@@ -330,8 +336,9 @@ def _expected_slope(
     """Return the expected slope of a measure; None if the theory expects none.
 
     muP keeps outputs and their changes at one size: slope 0. Exceptions are the initial output of
-    an output matrix, which shrinks with 1/sqrt(width), and parameters that scale logits, whose
-    slope follows from that factor. Along the depth see `_expected_along_depth`.
+    an output matrix, which shrinks with 1/sqrt(width), and parameters that scale logits by
+    `Growth.logits`: 1/4 at four times the width is a slope of -1. Along the depth see
+    `_expected_along_depth`.
 
     Args:
         name: Name of the parameter, see `SlopeLine.parameter`.
@@ -344,7 +351,7 @@ def _expected_slope(
     growth = growths.get(name)
     if growth is None:  # a tied head, whose logits are scaled by a key of the architecture
         return None
-    if growth.logits != 1:
+    if growth.logits != 1:  # the power of the width that this factor is
         return math.log(growth.logits) / math.log(growth.fan_out)
     if growth.kind == "output matrix" and measure == "initial":
         return -0.5
@@ -380,7 +387,10 @@ def measure(sized: SizedModel) -> dict[tuple[str, str], float]:
         Value by (parameter name, measure), in the order of the forward pass; for the measures see
         `SlopeLine.measure`. The key of `initial` and `change` has the first parameter of the
         module; modules with submodules have neither. An `update` is missing if it is only rounding.
+        For one linear layer: ("fc.weight", "initial"), ("fc.weight", "change"), ("fc.weight",
+        "update") and ("fc.bias", "update").
     """
+    # 1. Run the model, train it, and run it again.
     model = sized.model
     with _recorded_calls(model) as before:
         sized.forward()
@@ -391,21 +401,23 @@ def measure(sized: SizedModel) -> dict[tuple[str, str], float]:
     sized.train()
     with _recorded_calls(model) as after:
         sized.forward()
+    # 2. Measure each module with parameters of its own.
     measured: dict[tuple[str, str], float] = {}
     for path, call in after.items():
         if path not in before:
             continue
         module = model.get_submodule(path)
-        names = [name for name, _ in module.named_parameters(recurse=False)]
+        prefix = f"{path}." if path else ""
+        leaves = [leaf for leaf, _ in module.named_parameters(recurse=False)]
         has_children = next(module.children(), None) is not None
         if not has_children:  # the output of a container is computed by its children
-            first = f"{path}.{names[0]}" if path else names[0]
-            measured[first, "initial"] = _mean(before[path].outputs)
-            measured[first, "change"] = _mean(
+            first_param = prefix + leaves[0]
+            measured[first_param, "initial"] = _mean(before[path].outputs)
+            measured[first_param, "change"] = _mean(
                 [b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)]
             )
-        for leaf in names:
-            name = f"{path}.{leaf}" if path else leaf
+        for leaf in leaves:
+            name = prefix + leaf
             effect = _effect_of_change(module, leaf, initial[name], call)
             if effect is not None and effect > _ROUNDING * _mean(call.outputs):
                 measured[name, "update"] = effect

@@ -43,28 +43,31 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         >>> state_bytes(Lamb([("weight", torch.empty(10, 10, device="meta"))]))
         {'weight': 800}
     """
-    kinds: dict[str, object] = {}
+    # 1. Choose one parameter of each kind.
+    kind_of: dict[str, object] = {}
     param_of_kind: dict[object, Tensor] = {}
     for index, group in enumerate(optimizer.param_groups):
         for name, param in zip(group["param_names"], group["params"], strict=True):
-            kinds[name] = (index, param.shape, param.dtype)
-            param_of_kind.setdefault(kinds[name], param)
-    for replace, count_bytes in ((_on_meta, _nbytes), (_small, _nbytes_of_small)):
+            kind_of[name] = (index, param.shape, param.dtype)
+            param_of_kind.setdefault(kind_of[name], param)
+    # 2. Step a copy on the meta device; if that fails, one over small parameters.
+    for make_replacement, count_bytes in ((_on_meta, _nbytes), (_small, _nbytes_of_small)):
         try:
             with preserved_random_states():
-                copied, params = _copy_over(optimizer, replace)
+                copied, replacements = _copy_over(optimizer, make_replacement)
                 for param in param_of_kind.values():
-                    params[param].grad = torch.ones_like(params[param])
+                    replacements[param].grad = torch.ones_like(replacements[param])
                 copied.step()
         except Exception:
             # It reads values, which the meta device does not have, or needs something not copied.
             continue
+        # 3. Count the state of the replacements, as if it were that of the parameters.
         sizes = {
-            kind: _sum_nbytes(copied.state.get(params[param], {}), param, count_bytes)
+            kind: _sum_nbytes(copied.state.get(replacements[param], {}), param, count_bytes)
             for kind, param in param_of_kind.items()
         }
-        return {name: sizes[kind] for name, kind in kinds.items()}
-    return dict.fromkeys(kinds)
+        return {name: sizes[kind] for name, kind in kind_of.items()}
+    return dict.fromkeys(kind_of)
 
 
 def _on_meta(param: Tensor) -> Tensor:
@@ -78,26 +81,28 @@ def _small(param: Tensor) -> Tensor:
 
 
 def _copy_over(
-    optimizer: Optimizer, replace: Callable[[Tensor], Tensor]
+    optimizer: Optimizer, make_replacement: Callable[[Tensor], Tensor]
 ) -> tuple[Optimizer, dict[Tensor, Tensor]]:
     """Copy an optimizer over other parameters, with empty state and without hooks.
 
     Args:
         optimizer: The optimizer to copy.
-        replace: Makes the tensor that replaces a parameter.
+        make_replacement: Makes the tensor that replaces a parameter: `_on_meta` or `_small`.
 
     Returns:
         The copy; and for each parameter of the optimizer, its replacement in the copy.
     """
-    params: dict[Tensor, Tensor] = {}
-    copied: Optimizer = object.__new__(type(optimizer))
+    # 1. Make the parameters of the copy, and its empty state.
+    replacements: dict[Tensor, Tensor] = {}
+    copied: Optimizer = object.__new__(type(optimizer))  # without a call of its constructor
     state: defaultdict[Tensor, object] = defaultdict(dict)
     # deepcopy puts the values of `memo` in place of the objects with these ids.
     memo: dict[int, object] = {id(optimizer): copied, id(optimizer.state): state}
     for group in optimizer.param_groups:
         for param in group["params"]:
-            params[param] = Parameter(replace(param))
-            memo[id(param)] = params[param]
+            replacements[param] = Parameter(make_replacement(param))
+            memo[id(param)] = replacements[param]
+    # 2. Copy all other attributes.
     # Not copied: hooks, which are functions of others, and a `step` patched by torch's schedulers.
     attributes = {
         key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"
@@ -105,7 +110,7 @@ def _copy_over(
     vars(copied).update(copy.deepcopy(attributes, memo))
     # torch's `__setstate__` creates empty dicts of hooks, and patches `step` of the class.
     copied.__setstate__({"state": state, "param_groups": copied.param_groups})
-    return copied, params
+    return copied, replacements
 
 
 def _sum_nbytes(
@@ -133,12 +138,17 @@ def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
 
     Each side of `value` but 1 is one of the small parameter's, and is replaced by the side of the
     same dimension of `param`. Returns None if a side is none of these.
+
+    Example:
+        >>> row_moments = torch.zeros(3, 1)  # of a small parameter with the shape (3, 4)
+        >>> _nbytes_of_small(row_moments, torch.empty(100, 50, device="meta"))
+        400
     """
     count = value.itemsize
     for side in value.shape:
         if side == 1:
             continue
-        dim = side - _SIDE
+        dim = side - _SIDE  # the dimension of the small parameter with this side
         if not 0 <= dim < param.dim():
             return None
         count *= param.shape[dim]

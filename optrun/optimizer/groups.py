@@ -190,8 +190,9 @@ def has_names(listed: Iterable[object]) -> bool:
 def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
     """Refuse the parameters of FSDP1: flat slices of a buffer, without their shape.
 
-    They are recognised by type or name. If a process group exists, also by their layout: all
-    parameters are 1-D, and one is empty or lies in a larger buffer.
+    They are recognised by type or name. If a process group exists, also by their layout (with
+    `use_orig_params=True` they are plain parameters): all are 1-D, and one is empty or lies in a
+    larger buffer.
 
     Args:
         named: (name, parameter) pairs.
@@ -251,8 +252,8 @@ def fold_lr_scale(
 
     Example:
         >>> group = {"params": [], "lr_scale": 0.5}
-        >>> fold_lr_scale(group, base_lr=0.1, allowed=["lr"], owner="Lamb")["lr"]
-        0.05
+        >>> fold_lr_scale(group, base_lr=0.1, allowed=["lr"], owner="Lamb")
+        {'params': [], 'lr_ratio': 0.5, 'lr': 0.05}
     """
     if "params" not in group:
         raise ValueError(

@@ -84,9 +84,8 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     )
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     # 1. Compute the updates r.
-    corrections1, corrections2, lr_factors = zip(
-        *(corrections(options, step) for step in batch.scalar_list("step")), strict=True
-    )
+    corrections_of_tensors = [corrections(options, step) for step in batch.scalar_list("step")]
+    corrections1, corrections2, lr_factors = zip(*corrections_of_tensors, strict=True)
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     torch._foreach_div_(denoms, list(map(math.sqrt, corrections2)))
     torch._foreach_add_(denoms, options["eps"])
@@ -94,7 +93,7 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     torch._foreach_div_(updates, corrections1)
     del denoms  # before the decay takes memory
     _add_decays_(updates, params, batch.scalar_list("decay"))
-    # 2. Scale them by lr and trust ratios, and subtract them.
+    # 2. Decay the weights; then scale the updates by lr and trust ratios, and subtract them.
     batch.decay_params()
     ratios = _trust_ratios_of_tensors(batch, updates)
     rates = list(map(operator.mul, batch.scalar_list("lr"), lr_factors))

@@ -41,12 +41,20 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
 
     Tensors that are not corrected take `betas_1d`. Each gradient is then copied into `last_grad`,
     also of tensors that are not corrected, since `optimize_1d` may change.
+
+    Args:
+        batch: The tensors; `corrected` and `strength` are scalars of each.
+        adam: Takes Adam's step on a batch, by the loop or by foreach operations.
+        foreach: Whether to step all tensors at once by foreach operations; else in parts.
     """
     for corrected in (True, False):
+        options = batch.options
+        if not corrected:
+            options = {**options, "betas": options["betas_1d"]}
         for part in _parts(batch, corrected=corrected, one_part=foreach):
-            last_grads = part.state.pop("last_grad")  # from the part's own dict, not the optimizer
             grads = part.grads
-            options = batch.options
+            # Adam has no such state. The optimizer keeps it: only the part's own dict loses it.
+            last_grads = part.state.pop("last_grad")
             if corrected:
                 part.grads = correct_grads(  # new tensors: `grads` stays as it is
                     grads,
@@ -55,8 +63,6 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
                     shardings=part.shardings,
                     strengths=part.scalar_list("strength"),
                 )
-            else:
-                options = {**options, "betas": options["betas_1d"]}
             adam(replace(part, options=options))
             torch._foreach_copy_(last_grads, grads)
 
@@ -217,4 +223,4 @@ def correct_grads(
 
 def _divisors(grad_norms: Tensor) -> Tensor:
     """Return norms above 1 as they are, and 1 for all others, NaN included."""
-    return torch.where(grad_norms > 1, grad_norms, torch.ones_like(grad_norms))
+    return torch.where(grad_norms > 1, grad_norms, 1.0)

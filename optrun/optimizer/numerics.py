@@ -230,4 +230,4 @@ def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
         tensor([0.5000, 1.0000])
     """
     usable = (param_norm > 0) & (update_norm > 0)
-    return torch.where(usable, param_norm / update_norm, torch.ones_like(param_norm))
+    return torch.where(usable, param_norm / update_norm, 1.0)

@@ -92,22 +92,26 @@ class Memory:
         addresses = _addresses(grads)
         if addresses == self.grad_addresses:
             return True
-        self.grad_addresses = addresses
         begins = torch.tensor(addresses, device="cpu")
         if bool(((begins == 0) & (self._grad_sizes > 0)).any()):  # torch's lazy zeros
             return False
         # A gradient overlaps a parameter if the first parameter that ends after its begin also
-        # begins before its end. Parameters are sorted and do not overlap each other.
+        # begins before its end: with parameters at [0, 8) and [16, 24) a gradient at [8, 16) does
+        # not, and one at [12, 20) does. Parameters are sorted and do not overlap each other.
         ends = begins + self._grad_sizes
         next_params = torch.searchsorted(self._param_ends, begins, right=True)
-        return not bool((self._param_begins[next_params] < ends).any())
+        if bool((self._param_begins[next_params] < ends).any()):
+            return False
+        self.grad_addresses = addresses
+        return True
 
     def _are_like_params(self, grads: list[Tensor]) -> bool:
         """Tell whether gradients are plain contiguous tensors of the parameters' sizes and device.
 
         Sizes are compared in bytes: torch keeps `.grad` in the dtype of the parameter, and other
-        data would have another size. A lazily negated view, the imaginary part of a complex tensor,
-        is contiguous only if it has one element.
+        data would have another size. Lazily negated gradients are refused, too. Such a view, the
+        imaginary part of a complex tensor, is contiguous only if it has one element, so only
+        gradients of one element are asked for it.
         """
         return (
             set(map(type, grads)) == _PLAIN_TYPES
@@ -219,8 +223,8 @@ class Plan:
         """Tell whether the plan is still valid for a step; stores changed options.
 
         It is if the parameters are the same objects, and the same ones of them have gradients.
-        Options may change, as a cycled momentum does, as long as all groups of a batch have equal
-        ones. A plan is never valid if tensors of a batch share memory.
+        Options may change, as a momentum that a scheduler cycles does, as long as all groups of a
+        batch have equal ones. A plan is never valid if tensors of a batch share memory.
         """
         if not are_same_objects(params, self.params):
             return False
@@ -232,8 +236,8 @@ class Plan:
             return True
         self.options = options
         for batch in self.batches:
-            first_group = batch.group_of[0]
-            if any(options[index] != options[first_group] for index in set(batch.group_of)):
+            options_of_first = options[batch.group_of[0]]
+            if any(options[index] != options_of_first for index in set(batch.group_of)):
                 return False
         return True
 

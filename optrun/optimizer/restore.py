@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ from optrun.base.errors import did_you_mean
 from optrun.base.options import Group, ParamGroup
 from optrun.base.plain import PlainMapping
 from optrun.optimizer.groups import names_of
+
+
+class _Location(NamedTuple):
+    """Where a state dict has a parameter."""
+
+    group_index: int
+    """Index of its group in `param_groups`."""
+    key: Any
+    """Key of its state in `state`: a number, or a name."""
+
 
 _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
 
@@ -251,9 +261,9 @@ def load_by_name(
     names_of_groups = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     locations = _locate_params(optimizer, names_of_groups, saved_groups)
     saved: dict[str, PlainMapping] = {}
-    for name, (_, key) in locations.items():
-        if key in state_dict["state"]:
-            saved[name] = state_dict["state"][key]
+    for name, location in locations.items():
+        if location.key in state_dict["state"]:
+            saved[name] = state_dict["state"][location.key]
     # 2. Check and merge the groups.
     groups: list[ParamGroup] = []
     for current_group, names in zip(optimizer.param_groups, names_of_groups, strict=True):
@@ -318,8 +328,8 @@ def _merge_groups(current: Group, saved: Group) -> dict[str, Any]:
 
 def _locate_params(
     optimizer: Optimizer, current_names: list[list[str]], saved_groups: Sequence[Group]
-) -> dict[str, tuple[int, Any]]:
-    """Find the index of the saved group and the key in the saved state of each parameter, by name.
+) -> dict[str, _Location]:
+    """Find where a state dict has each parameter of an optimizer.
 
     Parameters are matched by name; if the names differ, by their `canonical` names; if either side
     has no names, by position.
@@ -329,6 +339,9 @@ def _locate_params(
         current_names: Names of its parameters, one list for each group.
         saved_groups: Groups of a state dict.
 
+    Returns:
+        Name of each parameter of the optimizer -> the location.
+
     Raises:
         ValueError: Canonical names, or without names the sizes of groups, differ.
     """
@@ -337,12 +350,13 @@ def _locate_params(
         group["params"] and "param_names" not in group for group in optimizer.param_groups
     )
     if saved_names is None or is_unnamed:
+        # By position: each saved parameter is taken to have the name of the one in its place.
         _refuse_other_sizes(current_names, saved_groups)
         saved_names = current_names
-    locations: dict[str, tuple[int, Any]] = {}
+    locations: dict[str, _Location] = {}
     for index, group in enumerate(saved_groups):
         for name, key in zip(saved_names[index], group["params"], strict=True):
-            locations[name] = (index, key)
+            locations[name] = _Location(index, key)
     names = list(chain.from_iterable(current_names))
     if locations.keys() == set(names):
         return locations
@@ -350,12 +364,12 @@ def _locate_params(
 
 
 def _match_by_canonical_name(
-    locations: Mapping[str, tuple[int, Any]], names: Sequence[str]
-) -> dict[str, tuple[int, Any]]:
+    locations: Mapping[str, _Location], names: Sequence[str]
+) -> dict[str, _Location]:
     """Return the saved location of each parameter, matched by names without wrapper prefixes.
 
     Args:
-        locations: Index of the saved group and key in the saved state, by saved name.
+        locations: The locations, by saved name.
         names: Names of the optimizer's parameters.
 
     Raises:
@@ -406,7 +420,7 @@ def _saved_group_of(
     current_group: Group,
     names: Sequence[str],
     saved_groups: Sequence[Group],
-    locations: Mapping[str, tuple[int, Any]],
+    locations: Mapping[str, _Location],
 ) -> Group:
     """Return the saved group with all parameters of a group.
 
@@ -421,7 +435,7 @@ def _saved_group_of(
     """
     if not names:
         return current_group
-    indices = list(dict.fromkeys(locations[name][0] for name in names))
+    indices = list(dict.fromkeys(locations[name].group_index for name in names))
     if len(indices) > 1:
         raise ValueError(
             f"the saved groups {indices[0]} and {indices[1]} are one group here ({names[0]!r},"

@@ -107,7 +107,8 @@ def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
     """Save the state of a small copy after 11 steps, load it into a second one, and compare.
 
     Both take 13 more steps, from the same random states, and have to be equal bit by bit. Global
-    random generators are restored.
+    random generators are restored. Optimizers of one class behave alike, so of groups and
+    parameters of one kind one is tried, see `one_group_per_kind`.
 
     Raises:
         ConfigError: Weights, state or counters differ; the message names the first tensor.
@@ -133,6 +134,12 @@ def one_group_per_kind(groups: Sequence[Group]) -> list[Group]:
 
     Groups of a kind have the same keys, the same `optimizer`, a weight decay in all or none of
     them, and parameters of the same numbers of dimensions. The first of a kind is selected.
+
+    Example:
+        >>> matrices = [("a", torch.zeros(2, 2)), ("b", torch.zeros(2, 2))]
+        >>> groups = [{"params": matrices}, {"params": matrices}, {"params": matrices, "lr": 0.1}]
+        >>> [[name for name, _ in group["params"]] for group in one_group_per_kind(groups)]
+        [['a'], ['a']]
     """
     selected: dict[object, Group] = {}
     for group in groups:

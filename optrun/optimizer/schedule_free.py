@@ -225,8 +225,13 @@ class ScheduleFreeAdamW(BatchOptimizer):
 def _exchange_weights(param: Tensor, state: State, *, train_mode: bool) -> None:
     """Replace x by y in a parameter, to train, or y by x, to evaluate.
 
-    y = b1 x + (1 - b1) z and x = (1 / b1) y + (1 - 1 / b1) z. A master weight always holds y; then
-    nothing is computed back from the 16-bit parameter.
+    y = b1 x + (1 - b1) z and x = (1 / b1) y + (1 - 1 / b1) z, where b1 is that of the last step. A
+    master weight always holds y; then nothing is computed back from the 16-bit parameter.
+
+    Args:
+        param: Changed in place.
+        state: Its state, not empty.
+        train_mode: Whether to put y into it; else x.
     """
     z = local(state["z"])
     weights = local(param)
@@ -235,5 +240,5 @@ def _exchange_weights(param: Tensor, state: State, *, train_mode: bool) -> None:
         y = local(state["master_weight"])
         weights.copy_(y if train_mode else y.lerp(z, 1 - 1 / beta1))
         return
-    share = beta1 if train_mode else 1 / beta1
+    share = beta1 if train_mode else 1 / beta1  # of the weights that the parameter holds now
     weights.copy_(weights.to(z.dtype).lerp(z, 1 - share))

@@ -30,8 +30,9 @@ def _single_tensor_soap(batch: Batch) -> None:
     """Take the step of `Soap` in place, one full tensor after another.
 
     exp_avg is in the coordinates of the parameter, exp_avg_sq in those of the eigenbases. The
-    scalars hold the `preconditioners` and `bases` of the tensor, dicts that are updated here. The
-    first gradient only fills them.
+    scalars hold the `preconditioners` (L and R of `Soap`) and `bases` (QL and QR) of the tensor,
+    dicts by dimension, "0" and "1" for a matrix, that are updated here. The first gradient only
+    fills them.
     """
     options = batch.options
     beta1, beta2 = options["betas"]
@@ -51,6 +52,7 @@ def _single_tensor_soap(batch: Batch) -> None:
             # The tensors of a batch are local already. Preconditioners and bases come from the
             # state, which is plain if SOAP made it; `local` allows for DTensors, as in `project`.
             matrix = local(preconditioner)
+            # The gradient as a matrix (side, all others): of g itself for dimension 0, of g' for 1.
             rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
             matrix.lerp_(rows @ rows.T, 1 - scalars["shampoo_beta"])
             if not k:
@@ -115,7 +117,9 @@ def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     Source: Vyas et al. 2024, arXiv:2409.11321, Algorithm 4.
     """
     product = matrix @ basis
-    order = (basis * product).sum(dim=0).argsort(descending=True)
+    # q' A q of a column q is an estimate of its eigenvalue.
+    estimates = (basis * product).sum(dim=0)
+    order = estimates.argsort(descending=True)
     q, r = torch.linalg.qr(product.index_select(1, order))
     return _replace_weightless_columns(q, r.diagonal().abs()), order
 
@@ -133,6 +137,7 @@ def _replace_weightless_columns(basis: Tensor, weights: Tensor) -> Tensor:
     """
     side = len(weights)
     rounding = 8 * side**0.5 * torch.finfo(weights.dtype).eps * weights.max()
+    # Number of columns before the first one whose weight is no more than a rounding error.
     rank = side if weights.is_meta else int((weights > rounding).cumprod(0).sum())
     if rank == side:
         return basis

@@ -253,10 +253,19 @@ def _load_counters(
 
     A counter is any saved entry of a group that is no option.
 
+    Args:
+        optimizer: Its groups may divide the parameters in another way than the saved ones.
+        meta: See `named_state`.
+        saved: The tensors that the counters are restored from.
+
+    Returns:
+        Counters by key, one mapping for each group of the optimizer, in its order.
+
     Raises:
         ValueError: As `_common_counters`; or a parameter was stepped by another member of a
             `Composite`, or by another library with another option.
     """
+    # 1. Read the counters of each saved group.
     no_counters = {"optimizer", *_NOT_OPTIONS}
     for group in optimizer.param_groups:
         no_counters.update(_options(optimizer, group))
@@ -266,6 +275,7 @@ def _load_counters(
         index_by_name.update(dict.fromkeys(group["param_names"], index))
         keys = [key for key in group if key not in no_counters]
         saved_counters.append({key: saved.unpack(group[key]) for key in keys})
+    # 2. Give each group the counters of the saved groups that its parameters come from.
     counters_of_groups = []
     for group in optimizer.param_groups:
         indices = [index_by_name[name] for name in group["param_names"]]
@@ -333,6 +343,13 @@ def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
 
     Raises:
         TypeError: For any other type.
+
+    Example:
+        >>> tensors: dict[str, Tensor] = {}
+        >>> _pack((1, torch.zeros(2, 3)), "weight/pair", tensors)
+        {'tuple': [1, {'tensor': ['weight/pair/1', [2, 3]]}]}
+        >>> list(tensors)
+        ['weight/pair/1']
     """
     if isinstance(value, Tensor):
         tensors[where] = value
@@ -364,6 +381,10 @@ def _dimension_order(value: Tensor) -> list[int] | None:
 
     A file holds contiguous tensors. The order is saved because sums over another order round
     differently. None, too, for a tensor with gaps.
+
+    Example:
+        >>> _dimension_order(torch.zeros(2, 3).T), _dimension_order(torch.zeros(2, 3))
+        ([1, 0], None)
     """
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])

@@ -60,12 +60,13 @@ def fusable(params: list[object]) -> bool:
 def _is_dense(param: Tensor) -> bool:
     """Tell whether a parameter fills its memory without gaps or overlaps; True for DTensors.
 
-    False for a lazily negated one. `empty_like` keeps the strides of such tensors only.
+    True for a transposed one, False for a slice of columns and for a lazily negated one.
     """
     if param.is_neg():
         return False
     if isinstance(param, DTensor) or param.is_contiguous():
         return True
+    # `empty_like` keeps the strides only of tensors without gaps.
     return torch.empty_like(param, device="meta").stride() == param.stride()
 
 
@@ -84,12 +85,22 @@ class _OneLayout(Optimizer):
         Only for fused groups. A gradient is replaced in `grads` by a copy, so `param.grad` stays; a
         state tensor gets the data of a copy.
 
+        Args:
+            group: A parameter group.
+            params: Empty; torch appends the parameters with a gradient.
+            grads: Empty; torch appends their gradients.
+            *state: Empty lists, one for each kind of state; torch appends its tensors.
+
+        Returns:
+            What torch's method returns.
+
         Raises:
             RuntimeError: A parameter has gaps in its memory.
         """
         returned = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
         if not group.get("fused"):
             return returned
+        # The usual case: nothing has to be replaced.
         states = chain.from_iterable(state)
         if _all_flat([*params, *grads]) and all(map(Tensor.is_contiguous, states)):
             return returned
@@ -156,8 +167,18 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
 
         torch calls this for each group, and then steps what is in the lists; each call of a kernel
         has a cost. The first of such groups gets the parameters of all, the others get none.
+
+        Args:
+            group: A parameter group.
+            params: Empty; gets the parameters with a gradient, as do `grads` and `state` theirs.
+            grads: Empty; gets their gradients.
+            *state: Empty lists, one for each kind of state.
+
+        Returns:
+            What torch's method returns, whether a parameter is complex; False for a group that was
+            joined to an earlier one.
         """
-        if group is self.param_groups[0]:
+        if group is self.param_groups[0]:  # the first call of this step
             self._joined_groups: dict[int, list[ParamGroup]] = {}
             for _, neighbours in groupby(self.param_groups, self._options_of):
                 joined = list(neighbours)
@@ -450,7 +471,11 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         return loss
 
     def _step_together(self, bucket: list[tuple[Tensor, Group]]) -> None:
-        """Step (parameter, group) pairs: decay the weights, subtract orthogonalized momentum."""
+        """Step (parameter, group) pairs: decay the weights, subtract orthogonalized momentum.
+
+        Creates and updates the momentum buffers, too. Sharded matrices are gathered for the
+        orthogonalization (`on_whole`), so all ranks call this with the same parameters.
+        """
         momenta = [self._update_momentum(param, group) for param, group in bucket]
 
         def orthogonalize_full(index: int, momentum: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def _adam(size: Growth, options: Options) -> float:
 
     It is 1/fan_in: an output is a sum over fan_in entries, which the update changes all in the same
     direction. The matrix at the end of a residual branch has the factor of the branch, too
-    (`carried`, 1 elsewhere).
+    (`carried`, 1 elsewhere). A hidden matrix four times as wide and high has 1/4.
     """
     del options
     return size.carried / size.fan_in
@@ -43,7 +43,8 @@ def _sgd(size: Growth, options: Options) -> float:
     """Return the factor on lr if an update is proportional to the gradient, as SGD's.
 
     Entries of a gradient scale with branch / (carried fan_out), see `_eps`. Dividing Adam's factor
-    by that gives the factor here.
+    by that gives the factor here. A hidden matrix four times as wide and high has 1, a head that
+    reads four times as many inputs 1/4.
     """
     del options
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
@@ -54,8 +55,8 @@ def _lamb(size: Growth, options: Options) -> float:
 
     The norm of a matrix grows with width_init sqrt(fan_in fan_out), and its update may grow with
     sqrt(fan_out / fan_in); the factor is their quotient, 1 / (fan_in width_init). That is
-    1/sqrt(fan_in) for a hidden matrix, 1 for others. A parameter that is not adapted has Adam's
-    factor.
+    1/sqrt(fan_in) for a hidden matrix, 1 for others. A parameter that is not adapted, which takes a
+    step without the trust ratio, has Adam's factor.
     """
     if options["adapted"]:
         return 1 / (size.fan_in * size.width_init)
@@ -73,9 +74,9 @@ def _muon(size: Growth, options: Options) -> float:
     spectral = math.sqrt(size.fan_out / size.fan_in) * size.carried
     if "adjust_lr_fn" not in options:  # a plugin's Muon, which steps all shapes alike
         return spectral
-    of_base = _adjustment(size.base_shape, options["adjust_lr_fn"])
-    of_model = _adjustment(size.shape, options["adjust_lr_fn"])
-    return spectral * of_base / of_model
+    factor_in_base = _adjustment(size.base_shape, options["adjust_lr_fn"])
+    factor_in_model = _adjustment(size.shape, options["adjust_lr_fn"])
+    return spectral * factor_in_base / factor_in_model
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
@@ -176,6 +177,7 @@ def transfer_groups(
             size = sizes[name]
             if size.logits != 1 and options["adapted"]:
                 _refuse_adapted_bias(name)
+            # The factors of this parameter decide into which of the new groups it goes.
             factors = _factors(size, rule, options, keeps_decay=keeps_decay)
             description = _describe_factors(size, rule, factors)
             if description not in by_description:
@@ -342,8 +344,15 @@ def _decay(size: Growth, options: Options, rule: str, lr_factor: float) -> float
     """Return the factor on weight decay, so that a step decays the same share of a weight.
 
     Decay is proportional to a power of lr that depends on its mode, so the factor is the inverse of
-    `lr_factor` to that power. Within LAMB's trust ratio the decay also scales with the weights,
-    whose initial size `init` is divided out.
+    `lr_factor` to that power: where an lr_factor of 1/4 multiplies the decoupled decay lr *
+    weight_decay, weight_decay takes the factor 4. Within LAMB's trust ratio the decay also scales
+    with the weights, whose initial size `init` is divided out.
+
+    Args:
+        size: How the parameter grew.
+        options: Options in force for it, see `_rules_and_options`.
+        rule: Key of `RULES`.
+        lr_factor: The factor on lr by that rule.
     """
     mode = options.get("weight_decay_mode", "decoupled")
     if rule == "lamb" and mode == "adapted":
@@ -365,7 +374,8 @@ def _eps(size: Growth) -> float:
 def _describe_factors(size: Growth, rule: str, factors: _Factors) -> str:
     """Describe how a parameter grew, its rule, and its factors.
 
-    Growths and factors of 1 are left out; "as in the base" if all factors are 1.
+    Growths and factors of 1 are left out; "as in the base" if all factors are 1. Such as "hidden
+    matrix (in x4, out x4), adam: init x0.5, lr x0.25, decay x4".
     """
     growths = []
     if size.fan_in != 1:

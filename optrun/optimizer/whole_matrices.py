@@ -96,7 +96,7 @@ class _ShardedMatrix:
         """Return the shape of each rank's shard, as torch.chunk cuts a matrix.
 
         The first shards have length / ranks entries of the axis, rounded up; the last ones may be
-        shorter or empty.
+        shorter or empty: 5 rows over 4 ranks are cut into 2, 2, 1 and 0 rows.
         """
         length = self.shape[self.axis]
         longest = -(-length // ranks)
@@ -118,6 +118,10 @@ def _apply_on_owners(
     ... Below, `i` is an index into `matrices`, and `owned[rank]` lists those of the matrices that a
     rank owns.
 
+    Two ranks and three matrices of 2 rows, of which rank 0 owns the matrices 1 and 0, and rank 1
+    the matrix 2: `order` is [1, 0, 2]. Rank 0, whose shards are the first rows, keeps those of 1
+    and 0, sends that of 2 to rank 1, and gets the second rows of 1 and 0. Then the same way back.
+
     Args:
         function: See `on_whole`.
         matrices: All sharded over dimension `dim` of `mesh`.
@@ -130,7 +134,7 @@ def _apply_on_owners(
     ranks = mesh.size(dim)
     rank_here = mesh.get_local_rank(dim)
     group = mesh.get_group(dim)
-    shapes = [matrix.shapes(ranks) for matrix in matrices]
+    shapes = [matrix.shapes(ranks) for matrix in matrices]  # shapes[i][rank]: of a rank's shard
     owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
     owned_here = owned[rank_here]
     order = list(chain.from_iterable(owned))
@@ -146,7 +150,7 @@ def _apply_on_owners(
     send = torch.cat([matrices[i].shard.reshape(-1) for i in order])
     received = send.new_empty(sum(receive_numels))
     dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
-    shards_of_ranks = []
+    shards_of_ranks = []  # for each rank, its flat shards of the matrices owned here
     for rank, values in enumerate(received.split(receive_numels)):
         shards_of_ranks.append(values.split(count_elements(owned_here, rank)))
 

@@ -58,10 +58,11 @@ def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
     grads = [grad for grad in map(_GRADIENT, params) if grad is not None]
     if not grads:
         return None
-    # The usual case, checked by maps in C: no DTensor, no sparse gradient.
+    # 1. The usual case, checked by maps in C: no DTensor, no sparse gradient.
     are_plain = set(map(type, grads)) == {Tensor} and set(map(_LAYOUT, grads)) == {torch.strided}
     if are_plain:
         return Gradients(grads)
+    # 2. Else replace each such gradient by its local values. Positions are those in `grads`.
     shards: dict[ShardKey, list[int]] = {}
     sparse = False
     with_gradient = (param for param in params if param.grad is not None)
@@ -105,15 +106,16 @@ def norms(gradients: Gradients) -> Tensor:
     dtype = torch.float32
     if any(values[0].dtype is torch.float64 for _, values in gradients.batches):
         dtype = torch.float64
-    # 1. The norms of the local values, in the order of the gradients.
-    by_position: dict[int, Tensor] = {}
+    # 1. The norms of the local values, in the order of the gradients. A single batch has them in
+    # this order; those of several batches are put into it.
+    length_at: dict[int, Tensor] = {}
     for positions, values in gradients.batches:
         lengths = torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
         lengths = lengths.to(device, non_blocking=True)
         if len(gradients.batches) > 1:
-            by_position.update(zip(positions, lengths.unbind(), strict=True))
-    if by_position:
-        lengths = torch.stack([by_position[at] for at in sorted(by_position)])
+            length_at.update(zip(positions, lengths.unbind(), strict=True))
+    if length_at:
+        lengths = torch.stack([length_at[position] for position in sorted(length_at)])
     # 2. Sum the squares of sharded gradients over the processes.
     for (mesh, dims), positions in gradients.shards.items():
         indices = torch.tensor(positions, device=device)

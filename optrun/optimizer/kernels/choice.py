@@ -77,24 +77,30 @@ class Formula:
         kernel = self.kernel(batch.options, batch.params[0].device.type, sharded=batch.is_sharded)
         if kernel in ("loop", "foreach"):
             return self.step_by(kernel, batch)
+        # The kernel is `compiled` or `triton`, which read and write by address.
         # So that autograd refuses a backward pass over weights that have changed since the forward
-        # pass; kernels that write by address do not do this.
+        # pass; torch's operations count versions, and these kernels do not.
         increment_version(batch.params)
-        if batch.grad_addresses:
+        if batch.grad_addresses:  # the plan of the batch has found all tensors readable
             return self.step_by(kernel, batch)
         if batch.shares_memory:
             # A kernel steps tensors in parallel: it must not read where it writes another.
             return self.step_by("loop", batch)
-        if all(
+        are_readable = all(
             is_plain(param, grad, states) for param, grad, *states in zip(*batch.lists, strict=True)
-        ):
+        )
+        if are_readable:
             return self.step_by(kernel, batch)
         return self.step_by("foreach" if kernel == "triton" else "loop", batch)
 
     def step_by(self, kernel: str, batch: Batch) -> Tensor | None:
         """Step a batch in place by a kernel, named as in `NAMES`; the loop if there is no foreach.
 
-        The tables of addresses of the compiled kernel and of Triton's are kept in `batch.tables`.
+        The compiled kernel and Triton's are called through a table with the addresses of all
+        tensors, which is made at the first call and kept in `batch.tables`.
+
+        Returns:
+            LAMB's trust ratios, shape (n,); None for other formulas.
         """
         if kernel == "loop" or self.foreach is None:
             return self.loop(batch)
@@ -102,11 +108,11 @@ class Formula:
             return self.foreach(batch)
         table: Any = batch.tables.get(kernel)
         if table is None:
-            table_of = library.Table if kernel == "compiled" else launch.Table
-            table = table_of(self.name, batch.lists)
+            make_table = library.Table if kernel == "compiled" else launch.Table
+            table = make_table(self.name, batch.lists)
             batch.tables[kernel] = table
-        convert = ROWS[self.name]
-        rows = [convert(batch.options, scalars) for scalars in batch.rows]
+        make_row = ROWS[self.name]
+        rows = [make_row(batch.options, scalars) for scalars in batch.rows]
         addresses = batch.grad_addresses or [grad.data_ptr() for grad in batch.grads]
         # Only Triton's kernels take the flag.
         flag = {} if batch.found_inf is None else {"found_inf": batch.found_inf}
@@ -117,10 +123,19 @@ class Formula:
 def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     """Pick the kernel of a step.
 
-    First the option `foreach` decides, then `OPTRUN_KERNEL`. Otherwise an accelerator takes
-    Triton's kernels if they work there, else foreach; a CPU takes the first of `kernels` that is
-    built, but never Triton's. If `OPTRUN_KERNEL` names a kernel that cannot compute the formula, it
-    is foreach on an accelerator, and on a CPU foreach if that is preferred, else the loop.
+    The first line that applies decides. `OPTRUN_KERNEL` is "auto" if it is not set.
+
+    | `foreach` | `OPTRUN_KERNEL` | on a CPU | on an accelerator |
+    | --- | --- | --- | --- |
+    | True | any | foreach | foreach |
+    | False | any | loop | loop |
+    | None | loop or foreach | as it says | as it says |
+    | None | auto | fastest | Triton's if it is in `kernels` and works, else foreach |
+    | None | triton in `kernels` | triton | triton |
+    | None | compiled in `kernels` | compiled | foreach |
+    | None | not in `kernels` | foreach if it is preferred, else loop | foreach |
+
+    fastest: the first of `kernels` that is built, but never Triton's.
 
     Args:
         foreach: The option of that name.
@@ -146,7 +161,7 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     if choice in kernels:
         return choice
     if choice != "auto":
-        # The kernel that was named does not compute this formula.
+        # `OPTRUN_KERNEL` names a kernel that does not compute this formula.
         return "foreach" if kernels[0] == "foreach" else "loop"
     skipped = {"triton"}  # on a CPU it would be Triton's interpreter, which is slow
     if library.library().loaded is None:

@@ -69,16 +69,17 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
 
 
 def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: bool) -> str:
-    """Name the kernel of a group.
+    """Name the kernel that steps a group.
 
-    A `BatchOptimizer` tells it. It is "torch" for other libraries' classes and those that derive
+    A `BatchOptimizer`, and a plugin's optimizer with a method `kernel`, names it itself. It is
+    "torch" for other libraries' classes and those that derive
     from one of torch's optimizers. Any other `NamedOptimizer`, such as a plugin's, has "foreach" or
     "loop" by the option of the group.
     """
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, sharded=sharded))
-    bases = type(stepper).__mro__
-    below_optimizer = bases[: bases.index(Optimizer)]
+    classes = type(stepper).__mro__
+    below_optimizer = classes[: classes.index(Optimizer)]
     derives_from_torchs = any(cls.__module__.startswith("torch.") for cls in below_optimizer)
     if NamedOptimizer not in below_optimizer or derives_from_torchs:
         return "torch"
@@ -90,8 +91,10 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: boo
 def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> str:
     """Return the row of `optrun explain`: the kernel, and why it is not the fastest one.
 
-    The reason is left out if a group takes the slower kernel for another cause: its option
-    `foreach` is set, or its formula has no faster kernel. Arguments as in `kernel_of`.
+    Such as "compiled", or "loop; the compiled one: it is not built: ...". The fastest one is the
+    compiled kernel on a CPU, and Triton's elsewhere. The reason is left out if a group takes the
+    slower kernel for another cause: its option `foreach` is set, or its formula has no faster
+    kernel. Arguments as in `kernel_of`.
 
     Example:
         >>> import torch
@@ -110,13 +113,15 @@ def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> s
         fastest = "Triton"
         fallback = "foreach"
         reason = why_unavailable(device)
+    if not reason:  # the fastest kernel is there
+        return kernel
     for stepper, group in _steppers(optimizer):
         could_be_fastest = (
             isinstance(stepper, BatchOptimizer)
             and group.get("foreach") is None
             and fastest.lower() in stepper.FORMULA.kernels(sharded=sharded)
         )
-        if not reason or not could_be_fastest:
+        if not could_be_fastest:
             continue
         if _kernel_of_group(stepper, group, device, sharded=sharded) == fallback:
             return f"{kernel}; the {fastest} one: {reason}"

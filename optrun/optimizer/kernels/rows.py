@@ -46,7 +46,19 @@ Row = dict[str, float]
 
 
 def adam_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `adam_update._single_tensor_adam`."""
+    """Compute the scalars for the kernels of `adam_update._single_tensor_adam`.
+
+    The kernels take g = unscale g + l2 w, update m and v, and then
+
+        w = keep w - scale m / (root sqrt(v) + eps)
+
+    so `scale` has the bias correction of m, and `root` that of v. With `eps_form="mindspore"` eps
+    is added to the uncorrected sqrt(v): `root` is 1, and `scale` has both corrections.
+
+    Args:
+        options: `betas`, `eps`, and for some classes `nesterov` and `eps_form`.
+        scalars: As for that loop.
+    """
     beta1, beta2 = options["betas"]
     scale = scalars["lr"] / bias_correction(beta1, scalars["step"])
     root = math.sqrt(bias_correction(beta2, scalars["step"]))
@@ -66,7 +78,15 @@ def adam_row(options: Options, scalars: Scalars) -> Row:
 
 
 def adamax_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `adamax._single_tensor_adamax`."""
+    """Compute the scalars for the kernels of `adamax._single_tensor_adamax`.
+
+    The kernels take g = g + l2 w + l1 sign(w), and then
+
+        u = max(beta2 u + eps, |g| + eps_gradient)
+        w = keep w - scale m / (u + eps_denominator)
+
+    One of the three eps is that of the options, by `eps_form`; the others are 0.
+    """
     beta1, beta2 = options["betas"]
     return {
         **SCALARS,
@@ -81,7 +101,16 @@ def adamax_row(options: Options, scalars: Scalars) -> Row:
 
 
 def lamb_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `lamb._single_tensor_lamb`."""
+    """Compute the scalars for the kernels of `lamb._single_tensor_lamb`.
+
+    The kernels take g = g + l2 w + l1 sign(w), update m and v, and then
+
+        r = first m / (root sqrt(v) + eps) + decay w
+        w = keep w - scale ratio r
+
+    The ratio is |keep w|, at most `max_norm`, over |r| + `eps_ratio`, within `min_ratio` and
+    `max_ratio`; 1 if `adapt` is 0. `first` and `root` are the bias corrections of m and v.
+    """
     beta1, beta2 = options["betas"]
     correction1, correction2, lr_factor = corrections(options, scalars["step"])
     return {
@@ -105,7 +134,10 @@ def lamb_row(options: Options, scalars: Scalars) -> Row:
 
 
 def lion_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `lion._single_tensor_lion`."""
+    """Compute the scalars for the kernels of `lion._single_tensor_lion`.
+
+    The kernels take w = keep w - scale sign(beta1 m + (1 - beta1) g), and then update m by beta2.
+    """
     beta1, beta2 = options["betas"]
     return {
         **SCALARS,
@@ -117,7 +149,14 @@ def lion_row(options: Options, scalars: Scalars) -> Row:
 
 
 def schedule_free_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `_single_tensor_schedule_free`."""
+    """Compute the scalars for the kernels of `_single_tensor_schedule_free`.
+
+    The kernels update v, and then
+
+        d = g / (root sqrt(v) + eps) + decay w
+        w = (1 - mix) w + mix z - scale d
+        z = z - rate d
+    """
     _, beta2 = options["betas"]
     return {
         **SCALARS,
@@ -132,7 +171,12 @@ def schedule_free_row(options: Options, scalars: Scalars) -> Row:
 
 
 def ademamix_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `ademamix._single_tensor_ademamix`."""
+    """Compute the scalars for the kernels of `ademamix._single_tensor_ademamix`.
+
+    The kernels update the fast moment m1 by beta1, the slow one m2 by beta3, and v; then
+
+        w = keep w - scale (first m1 + alpha m2) / (root sqrt(v) + eps)
+    """
     beta1, beta2, _ = options["betas"]
     return {
         **SCALARS,
@@ -149,11 +193,16 @@ def ademamix_row(options: Options, scalars: Scalars) -> Row:
 
 
 def mars_row(options: Options, scalars: Scalars) -> Row:
-    """Compute the scalars for the kernels of `mars._single_tensor_mars`."""
+    """Compute the scalars for the kernels of `mars._single_tensor_mars`.
+
+    The kernels take Adam's step on c = ratio (g + strength (g - g')). The ratio is computed as
+    LAMB's, norm of the weights over norm of the direction, within bounds. Here both bounds of the
+    first norm are 1, and the largest ratio is 1: that makes c at most 1 long.
+    """
     if not scalars["corrected"]:
         return adam_row({**options, "betas": options["betas_1d"]}, scalars)
-    clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
-    return {**adam_row(options, scalars), **clipped, "strength": scalars["strength"]}
+    at_most_1_long = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
+    return {**adam_row(options, scalars), **at_most_1_long, "strength": scalars["strength"]}
 
 
 ROWS = {

@@ -110,6 +110,7 @@ def _locate_chunk(
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     entry = tensor_table + tensor * _TENSOR_FIELDS
     scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
+    # The last chunk of a tensor may be shorter.
     size = tl.minimum(tl.load(entry + _SIZE) - begin, CHUNK)
     size = tl.where(tl.load(scalar_table) != 0, 0, size)
     params = _pointer(entry + _PARAMS, begin, DTYPE, ALIGNED)
@@ -223,7 +224,11 @@ def adam(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute `adam_update._single_tensor_adam` for one chunk of a tensor."""
+    """Compute `adam_update._single_tensor_adam` for one chunk of a tensor.
+
+    w = keep w - step_size m / (correction2 sqrt(v) + eps), see `rows.adam_row`. With `nesterov` m
+    is beta1 m + (1 - beta1) g.
+    """
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
@@ -262,7 +267,11 @@ def adamax(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute `adamax._single_tensor_adamax` for one chunk of a tensor."""
+    """Compute `adamax._single_tensor_adamax` for one chunk of a tensor.
+
+    u = max(beta2 u + eps, |g| + eps_gradient), then
+    w = keep w - step_size m / (u + eps_denominator); two of the three eps are 0.
+    """
     scalars, size, params, grads, exp_avgs, exp_infs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
@@ -323,7 +332,8 @@ def lamb_moments(
     """Update the moments of a chunk for LAMB, and sum the squares for its norms.
 
     `sums` gets two numbers for each chunk: the sum of squared weights w, and of squared directions
-    r, see `lamb._single_tensor_lamb`.
+    r = correction1 m / (correction2 sqrt(v) + eps) + decay w, see `lamb._single_tensor_lamb`. The
+    weights do not change yet.
     """
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
@@ -367,16 +377,18 @@ def set_ratios(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the trust ratio of one tensor, from the sums of its chunks.
+    """Compute the trust ratio of one tensor, from the sums of its chunks, into `ratios`.
 
-    |w| is bounded, then the ratio |w| / (|r| + eps_ratio), where r is the direction. The weights
-    were summed before `keep`, which is multiplied here. The ratio is 1 if the tensor is not adapted
-    or one of the norms is 0. MARS sets both bounds of |w| to 1, and gets 1 / |c|, at most 1.
+    One program for each tensor. |w| is bounded, then the ratio |w| / (|r| + eps_ratio), where r is
+    the direction. The weights were summed before `keep`, which is multiplied here. The ratio is 1
+    if the tensor is not adapted or one of the norms is 0. MARS sets both bounds of |w| to 1, and
+    gets 1 / |c|, at most 1.
     """
     tensor = tl.program_id(0)
     entry = tensor_table + tensor * _TENSOR_FIELDS
     scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
     chunks = (tl.load(entry + _SIZE) + CHUNK - 1) // CHUNK
+    # Two sums for each chunk; those of this tensor begin with its first chunk.
     first_sum = sums + 2 * tl.load(entry + _CHUNKS)
     param_squares = tl.full((BLOCK,), 0.0, tl.float64)
     update_squares = tl.full((BLOCK,), 0.0, tl.float64)
@@ -450,7 +462,10 @@ def lion(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute `lion._single_tensor_lion` for one chunk of a tensor."""
+    """Compute `lion._single_tensor_lion` for one chunk of a tensor.
+
+    w = keep w - step_size sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g.
+    """
     scalars, size, params, grads, exp_avgs, _, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
@@ -481,7 +496,11 @@ def schedule_free(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute `schedule_free._single_tensor_schedule_free` for one chunk of a tensor."""
+    """Compute `schedule_free._single_tensor_schedule_free` for one chunk of a tensor.
+
+    d = g / (correction2 sqrt(v) + eps) + decay w, then w = (1 - mix) w + mix z - step_size d, and
+    z = z - rate d.
+    """
     scalars, size, params, grads, zs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
@@ -520,7 +539,11 @@ def ademamix(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute `ademamix._single_tensor_ademamix` for one chunk of a tensor."""
+    """Compute `ademamix._single_tensor_ademamix` for one chunk of a tensor.
+
+    w = keep w - step_size (correction1 m1 + alpha m2) / (correction2 sqrt(v) + eps), with the fast
+    moment m1 by beta1 and the slow one m2 by beta3.
+    """
     scalars, size, params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
     )
@@ -563,7 +586,9 @@ def mars_norm(
 ):
     """Sum the squared corrected gradients of a chunk for MARS; 0 for a tensor without correction.
 
-    `sums` gets two numbers for each chunk, as from `lamb_moments`: 0 and this sum.
+    `sums` gets two numbers for each chunk, as from `lamb_moments`: 0 and this sum. The corrected
+    gradient is c = g + strength (g - g'), with the gradient g' of the step before; that is
+    -strength g' + (1 + strength) g.
     """
     scalars, size, _, grads, _, _, last_grads = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
@@ -571,7 +596,7 @@ def mars_norm(
     strength = tl.load(scalars + _STRENGTH)
     one_plus_strength = (1 + strength).to(DTYPE)
     strength = strength.to(DTYPE)
-    size = tl.where(tl.load(scalars + _ADAPT) != 0, size, 0)
+    size = tl.where(tl.load(scalars + _ADAPT) != 0, size, 0)  # nothing to sum without correction
     squares = tl.full((BLOCK,), 0.0, tl.float64)
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED, BLOCK)
@@ -600,7 +625,8 @@ def mars_update(
 ):
     """Compute `mars._single_tensor_mars` for one chunk of a tensor, once its norm is known.
 
-    c is the corrected gradient times the ratio, or the gradient of a tensor without correction.
+    c is the corrected gradient, see `mars_norm`, times the ratio, or the gradient of a tensor
+    without correction. Then Adam's step on c, and g is stored for the next step.
     """
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, last_grads = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK

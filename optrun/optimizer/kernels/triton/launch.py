@@ -84,7 +84,7 @@ class Table:
                 "a CUDA graph would repeat the learning rate and the step number of the step it"
                 " captured: optrun's optimizers are not capturable. Step outside of the graph."
             )
-        if not self._chunk_count:  # all tensors are empty, and a launch needs a program
+        if not self._chunk_count:  # all tensors are empty, and a launch needs at least one program
             if self._formula == "lamb":
                 return torch.ones(self._count, dtype=self._dtype, device=device)
             return None
@@ -198,13 +198,14 @@ def _selected(device: torch.device) -> AbstractContextManager[object]:
 def _chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
     """Return for each chunk the index of its tensor and its first element there.
 
-    Shape (chunks, 2), int64, on the CPU. The result is cached: do not change it.
+    Tensors are cut into chunks of `chunk` elements; the last one of a tensor may be shorter. Shape
+    (chunks, 2), int64, on the CPU. The result is cached: do not change it.
 
     Example:
         >>> _chunks((5, 2), 4).tolist()
         [[0, 0], [0, 4], [1, 0]]
     """
-    counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
+    counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")  # rounded up
     tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
     first_chunks = counts.cumsum(0) - counts
     number_in_tensor = torch.arange(len(tensors), device="cpu") - first_chunks[tensors]
