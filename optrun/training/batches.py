@@ -44,12 +44,15 @@ class Batches:
         beat(Phase.loading, setup.state.global_step)
         # Several ranks agree to stop before the forward passes; none of them stops here alone.
         with self.signal_handler.immediate() if world.size == 1 else nullcontext():
+            # 1. Start the loader, at the first call and after `close`.
             if self._steps is None:
                 self.before_fork()
                 self._position = setup.state.position
                 self._steps = setup.train_loader.training(
                     setup.plan, self._position, world.rank, world.size
                 )
+
+            # 2. Wait for the step's micro-batches.
             with failures.waiting_for_workers(
                 setup.train_loader.workers, setup.config.dataloader_timeout
             ):
@@ -82,7 +85,11 @@ class Batches:
         return self._position
 
     def _next_examples(self) -> str:
-        """List the numbers of the first 16 examples of the next step, over all ranks."""
+        """List the numbers of the first 16 examples of the next step, over all ranks.
+
+        Example: "3, 17, 4", or with more than 16 examples "3, 17, ..., 8, ...".
+        """
+        # The plan has a list for each micro-batch, with the epoch and the number of each example.
         micro_batches = next(self.setup.plan.steps(self._next_position()))
         indices = [index for _, index in chain.from_iterable(micro_batches)]
         text = ", ".join(map(str, indices[:16]))

@@ -59,11 +59,17 @@ class CheckpointManager:
     on_save: Callable[[Path], None] = lambda checkpoint: None  # noqa: ARG005
     """Called with the folder of each checkpoint when it is complete."""
     _stall: float = 0.0
+    """Seconds that training waited for saves since the last `metrics`."""
     _write_seconds: float | None = None
+    """Seconds of the last save that ended since the last `metrics`."""
     _refused: SaveRequest | None = None
+    """The save that the disk refused, to be tried again; None: there is none."""
     _failures: int = 0
+    """Refusals in a row."""
     _retry_at: int = 0
+    """Optimizer steps after which the refused save is tried again."""
     _submitted: int | None = None
+    """The step of the last save that was started, whatever came of it."""
 
     def __post_init__(self) -> None:
         """Create the background writer; its thread starts with the first save."""
@@ -97,7 +103,8 @@ class CheckpointManager:
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:
         """Copy the present state, and start to write it; waits for the previous save.
 
-        A checkpoint that the disk refused before is given up, with a note.
+        A checkpoint that the disk refused before is given up, with a note. The time of the wait and
+        of the copy counts as stall.
 
         Args:
             random: Random states to save in place of the present ones; None: the present ones.
@@ -131,8 +138,13 @@ class CheckpointManager:
         return SaveRequest(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def is_among_best(self) -> bool:
-        """Tell whether the present step is one of the `keep_best` best of the saved steps."""
+        """Tell whether the present step would be one of the `keep_best` best of the saved steps.
+
+        Example: steps 10, 20 and 30 have the metric 0.8, 0.9 and 0.7, higher is better, and 10 was
+        not saved. With `keep_best=2` the present step 30 is among the best.
+        """
         present = self.state.global_step
+        # The last save may not have ended, so that it has no folder.
         saved_steps = {
             present,
             self._submitted,
@@ -142,7 +154,10 @@ class CheckpointManager:
         return present in ranked[: self.config.keep_best]
 
     def _scheduled_on_disk(self) -> list[int]:
-        """List the scheduled steps with a checkpoint on the disk, newest first."""
+        """List the scheduled steps with a checkpoint on the disk, newest first.
+
+        Step 0 counts as one, also if `checkpoint.save_steps` is null, as in `last_scheduled`.
+        """
         steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
         return [step for step in steps if step == 0 or self.is_scheduled(step)]
 
@@ -158,20 +173,25 @@ class CheckpointManager:
             StorageError: The disk refused, also with `checkpoint.on_storage_error=continue`: there
                 may be no later try.
         """
+        # 1. Start a save, unless one of this step is running or complete.
         if self._submitted != self.state.global_step:
             self.save(random, last=True)
         elif self._refused is not None:
             self._writer.start(self._refused)
             self._refused = None
+
+        # 2. Wait for it. None: it was complete, and its result was handled before.
         result = self._wait_for_result()
         if result is None:
             return
-        if result.error is not None and result.folder is None:
+        if result.error is not None and result.folder is None:  # no checkpoint is complete
             raise result.error
         self._handle_result(result)
 
     def poll(self, *, together: bool = False) -> None:
         """Handle the end of a save, and retry a refused one if its step has come.
+
+        Never waits: does nothing while a save is running.
 
         Args:
             together: Whether several ranks call this, after the saves of earlier steps have ended
@@ -183,9 +203,12 @@ class CheckpointManager:
         """
         if together and self._submitted == self.state.global_step:
             return
+        # 1. A save that has ended.
         result = self._writer.result(wait=False)
         if result is not None:
             self._handle_result(result)
+
+        # 2. A save to try again; with a new request, since the best steps may be others by now.
         if (
             self._refused is not None
             and not self._writer.busy
@@ -224,11 +247,16 @@ class CheckpointManager:
     def _handle_result(self, result: Result) -> None:
         """Handle the result of a save: call `on_save`, note, plan a retry, or raise its error.
 
+        Training goes on after a refusal of the disk with `checkpoint.on_storage_error=continue`; if
+        the checkpoint itself is complete; and if its weights are not finite and a rollback follows.
+
         Raises:
-            BaseException: The error of the save, if training cannot or should not go on.
+            BaseException: The error of the save in all other cases.
         """
         step = result.request.snapshot.global_step
         error: BaseException | None = result.error
+
+        # 1. It succeeded.
         if error is None:
             self._failures = 0
             self._write_seconds = result.seconds
@@ -236,16 +264,22 @@ class CheckpointManager:
             if result.folder is not None:
                 self.on_save(result.folder)
             return
+
+        # 2. Not the disk refused it.
         if isinstance(error, NonFiniteError) and self.keep_scheduled:
             self.note(f"{error} Training goes back at the next step.")
-        elif not isinstance(error, StorageError):
+            return
+        if not isinstance(error, StorageError):
             raise error
-        elif result.folder is not None:  # deleting older ones or updating `best` failed
+
+        # 3. The disk refused something: to delete older checkpoints or to update `best`, after the
+        # new one was complete; or the new one itself.
+        if result.folder is not None:
             self.note(f"{step_name(step)} is saved; what comes after it was refused: {error}")
-        elif self.config.on_storage_error is OnStorageError.stop:
+            return
+        if self.config.on_storage_error is OnStorageError.stop:
             raise error
-        else:
-            self._plan_retry(result.request, error)
+        self._plan_retry(result.request, error)
 
     def _plan_retry(self, request: SaveRequest, error: StorageError) -> None:
         """Keep a refused save for a later step, and note when it is tried again.
@@ -253,10 +287,10 @@ class CheckpointManager:
         The number of steps until then doubles with each failure, from 1 to 1024. The first save
         that succeeds resets it.
         """
-        wait = min(2**self._failures, _MAX_STEPS_BETWEEN_TRIES)
+        steps_to_wait = min(2**self._failures, _MAX_STEPS_BETWEEN_TRIES)
         self._failures += 1
         self._refused = request
-        self._retry_at = self.state.global_step + wait
+        self._retry_at = self.state.global_step + steps_to_wait
         newest = retention.latest_complete(self.run)[0]
         self.note(
             f"warning: {error} Training continues without it; newest good checkpoint: "

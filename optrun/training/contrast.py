@@ -51,15 +51,20 @@ class ContrastStep(TrainStep):
         """
         if len(step.facts) == 1:
             return super()._backward_all(runs, step, position)
+
         # 1. Vectors of every micro-batch, without gradients.
         with torch.no_grad():
             vectors = [self._vectors(run, position) for run in runs]
-        # 2. The loss over the vectors of all ranks, and its gradient by each vector.
+
+        # 2. The loss over the vectors of all ranks, and its gradient by the vectors of each
+        # micro-batch.
         loss, gradients = self._loss_and_gradients(vectors, len(step.facts))
+
         # 3. Every micro-batch again, backpropagating the gradient of its vectors.
-        for at, run in enumerate(runs, 1):
-            with self.gradient_sync(at == len(runs)):
-                self._backpropagate(run, position, gradients.get(run[1]))
+        for at, (batch, number) in enumerate(runs, 1):
+            is_last = at == len(runs)
+            with self.gradient_sync(is_last):
+                self._backpropagate((batch, number), position, gradients.get(number))
         return [loss * (step.weight_of(number) / step.total_weight) for _, number in runs]
 
     def _forward(self, run: NumberedBatch, position: int) -> tuple[Any, Batch]:
@@ -70,7 +75,7 @@ class ContrastStep(TrainStep):
         return self.forward(self.model, moved), moved
 
     def _vectors(self, run: NumberedBatch, position: int) -> Batch:
-        """Compute the vectors of a micro-batch, with other tensors for the loss."""
+        """Compute the vectors of a micro-batch, with other tensors for the loss, such as scores."""
         with self.autocast():
             outputs, moved = self._forward(run, position)
             other_tensors = {name: moved[name] for name in ASIDE if name in moved}
@@ -86,18 +91,24 @@ class ContrastStep(TrainStep):
             count: Micro-batches of the step over all ranks.
 
         Returns:
-            The loss of the step, shape (), and its gradient by the vectors of each micro-batch.
+            The loss of the step, shape (); and by number of each micro-batch, of all ranks, the
+            gradient of the loss by its vectors, shape (batch, texts, width).
         """
+        # 1. Join the batches of all ranks to one.
         if self.world.size > 1:
             batches = [_to_cpu(batch) for batch in batches]
         gathered = interleave_ranks(self.world.gather_objects(batches), count)
         step_batch = {}
         for name in gathered[0]:
             step_batch[name] = torch.cat([batch[name] for batch in gathered]).to(self.device)
+
+        # 2. The loss of that batch, and its gradient by the vectors alone.
         vectors = step_batch.pop(_VECTORS).requires_grad_()
         with self.autocast():
             loss = self.contrast.compare(vectors, step_batch)
         (gradient,) = torch.autograd.grad(loss, vectors)
+
+        # 3. Divide the gradient among the micro-batches.
         gradients = gradient.split([len(batch[_VECTORS]) for batch in gathered])
         return loss.detach().float(), dict(enumerate(gradients))
 

@@ -60,19 +60,22 @@ class Divergence:
         state = self.setup.state
         train_step = self.setup.train_step
         config = self.setup.config
-        if result.finite or result.weight == 0:
+        if result.finite or result.weight == 0:  # loss and norm are NaN without a target
             state.skipped_in_a_row = 0
             return None
         if result.overflow:
             state.skipped_steps += 1
             return None
-        # 1. Describe the step.
+
+        # 1. Describe the step, with the micro-batches of all ranks.
         gathered = train_step.world.gather_objects(micro_batches)
         count = self.setup.plan.micro_batches(state.position)
         micro_batches = interleave_ranks(gathered, count)
         nonfinite_step = nonfinite.describe(self.setup, result, micro_batches)
         policy = config.on_nonfinite
-        # 2. Skip it; not if the weights are not finite, since then no step would be.
+
+        # 2. Skip it: drop its gradients. Not if the weights are not finite, since no later step
+        # would be finite either; nor if too many steps in a row were skipped. Then the run ends.
         if policy is OnNonfinite.skip and not nonfinite_step.bad_weights:
             state.skipped_steps += 1
             state.skipped_in_a_row += 1
@@ -88,13 +91,15 @@ class Divergence:
                 f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
             )
         reported = self._report(nonfinite_step, micro_batches)
-        # 3. Roll back.
+
+        # 3. Roll back, which is the caller's work; not too often. Then the run ends.
         if policy is OnNonfinite.rollback:
             if state.rollbacks < config.max_rollbacks:
                 return nonfinite_step
             nonfinite_step.message += (
                 f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
             )
+
         # 4. End the run. Weights and optimizer are still those from before this step.
         saved = ""
         if self.checkpoints.enabled and not nonfinite_step.bad_weights:
@@ -137,12 +142,14 @@ class Divergence:
         steps_done = state.global_step
         restored = self.restore(self.checkpoints.last_scheduled(steps_done))
         restored.drop_end_results()
-        # The data of the undone steps and of the bad step are not used again.
+
+        # The data of the undone steps and of the bad step are not used again: after 25 good steps
+        # and a checkpoint of step 20 those of 6 steps are skipped.
         skipped_data = steps_done - restored.global_step + 1
         restored.passed_steps = state.passed_steps + skipped_data
         restored.rollbacks = state.rollbacks + 1
         restored.seconds = state.seconds
-        vars(state).update(vars(restored))
+        vars(state).update(vars(restored))  # in place: other parts hold the same state
         return (
             f"step {steps_done + 1}: {nonfinite_step.message} Went back to step"
             f" {state.global_step}; {skipped_data} steps of data are passed over"

@@ -55,7 +55,9 @@ def evaluate_sets(
     Raises:
         OptrunError: Out of memory, or a metric is not a number.
     """
-    # 1. Divide the batches of each set over the ranks.
+    # 1. Divide the batches of each set over the ranks. `shares` has the numbers of this rank's
+    # batches: of 5 batches, rank 0 of 2 has 0, 2, 4, and rank 1 has 1, 3, 5. There is no batch 5,
+    # so that this rank repeats one, to run as many forward passes as the other.
     rank = 0
     ranks = 1
     if getattr(metrics(), "mergeable", False):
@@ -64,25 +66,28 @@ def evaluate_sets(
     counts = {name: -(-len(loader.examples) // batch_size) for name, loader in loaders.items()}
     shares = {name: share_of(count, rank, ranks) for name, count in counts.items()}
     total = sum(map(len, shares.values()))
+
     # 2. Evaluate set by set.
     values: dict[str, float] = {}
-    before = 0
-    training = model.training
+    batches_before = 0
+    was_training = model.training
     model.eval()
     try:
         for name, loader in loaders.items():
+            # Run the model over the batches, without counting a repeated one.
             accumulator = metrics()
-            # A rank with one batch less than others repeats one, which is not counted.
             counted = sum(number < counts[name] for number in shares[name])
-            batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
+            batches = watch(loader.evaluation(batch_size, rank, ranks), batches_before, total)
             with torch.no_grad():
-                for number, batch in enumerate(batches):
+                for index, batch in enumerate(batches):
                     with explain_out_of_memory_in_evaluation(batch):
                         moved = precision.to_device(batch)
                         with precision.autocast():
                             outputs = forward(model, moved)
-                        if number < counted:
+                        if index < counted:
                             accumulator.update(outputs, moved)
+
+            # Merge the counts of all ranks, and compute the metrics.
             if ranks > 1:
                 accumulator.merge(world.gather_objects(accumulator.partial()))
             prefix = f"eval/{name}/" if name else "eval/"
@@ -90,9 +95,9 @@ def evaluate_sets(
                 values[f"{prefix}{metric}"] = _refuse_non_number(f"{prefix}{metric}", value)
             if keep is not None:
                 keep(name, accumulator)
-            before += len(shares[name])
+            batches_before += len(shares[name])
     finally:
-        model.train(training)
+        model.train(was_training)
     return values
 
 
@@ -130,7 +135,9 @@ class Evaluator:
             return False
         if setup.config.eval_steps:
             return step % setup.config.eval_steps == 0
-        return (step + setup.state.data_shift) % setup.plan.steps_per_epoch == 0
+        # Steps of data that the plan is ahead of `step`, after the batch size was changed.
+        shift = setup.state.data_shift
+        return (step + shift) % setup.plan.steps_per_epoch == 0
 
     def __call__(self, *, trained: bool = True) -> dict[str, float]:
         """Evaluate the model on all sets; restore the random states afterwards.
@@ -191,6 +198,7 @@ class Evaluator:
         for done in itertools.count(before):
             self.progress(done, total)
             beat(Phase.evaluating, self.setup.state.global_step)
+            # 1. Wait for the next batch; None after the last one.
             try:
                 with waiting_for_workers(workers, self.setup.config.dataloader_timeout):
                     batch = next(batches, None)
@@ -201,6 +209,8 @@ class Evaluator:
                 raise
             if batch is None:
                 return
+
+            # 2. Between two batches all ranks agree whether to go on.
             self._stop_if_signalled()
             yield batch
 
@@ -210,8 +220,8 @@ class Evaluator:
         Raises:
             Stopped: With the number of that signal.
         """
-        signal_here = float(self.signal_handler.stop_signal or 0)
-        rows = self.setup.train_step.world.all_gather([signal_here])
+        signal_here = float(self.signal_handler.stop_signal or 0)  # 0: none
+        rows = self.setup.train_step.world.all_gather([signal_here])  # a row of each rank
         signal = int(max(number for (number,) in rows))
         if signal:
             raise Stopped(signal)

@@ -84,6 +84,9 @@ def exchange(
 ) -> GlobalStep:
     """Exchange facts of micro-batches and requests with all ranks, in one all-gather.
 
+    Each rank sends one row of numbers: its three requests, then weight, tokens, samples and the 8
+    parts of the digest of each of its micro-batches.
+
     Args:
         facts_here: Facts of this rank's micro-batches; every rank has the same number of them.
         requests: Requests to this rank.
@@ -98,17 +101,23 @@ def exchange(
     """
     if world is ALONE:
         return GlobalStep(list(facts_here), list(range(count)), requests)
+
+    # 1. Send and receive the rows.
     row: list[float] = [requests.stop, requests.save, requests.is_writing_done]
     for fact in facts_here:
         row += [fact.weight, fact.tokens, fact.samples, *_digest_parts(fact.digest)]
     rows = world.all_gather(row)
+
+    # 2. Merge the requests. A signal is positive, the time budget -1, no request 0: with a signal
+    # on any rank the maximum is that signal; without one it is 0, and the minimum is -1 or 0.
     stops = [int(stop) for stop, *_ in rows]
     merged = Requests(
-        # A signal is positive, the time budget -1, no request 0.
         stop=max(stops) or min(stops),
         save=any(save for _, save, *_ in rows),
         is_writing_done=all(is_done for _, _, is_done, *_ in rows),
     )
+
+    # 3. Put the facts into the order of the micro-batches.
     facts = interleave_ranks([list(_unpack_facts(row[3:])) for row in rows], count)
     return GlobalStep(facts, share_of(count, world.rank, world.size), merged)
 
@@ -119,7 +128,10 @@ def _digest_parts(digest: bytes) -> list[int]:
 
 
 def _unpack_facts(row: Sequence[float]) -> Iterator[MicroBatchFacts]:
-    """Yield the facts of a rank's micro-batches from its numbers, see `exchange`."""
+    """Yield the facts of a rank's micro-batches from the row that it sent, see `exchange`.
+
+    row: Without the requests: weight, tokens, samples and 8 parts of the digest, for each of them.
+    """
     size = 3 + _DIGEST_PARTS
     for at in range(0, len(row), size):
         weight, tokens, samples, *parts = row[at : at + size]

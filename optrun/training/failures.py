@@ -40,14 +40,17 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
         yield
         return
 
+    # 1. Set an alarm. Its handler interrupts the block wherever it waits.
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        # torch would raise for each worker that is killed here
+        # torch's handler of SIGCHLD would raise for each worker that is killed here
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         kill_workers()
         raise LoaderTimeout
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0))
+    handler_before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0))  # 0 sets none
+
+    # 2. Run the block. A worker that dies while it hands a tensor over breaks its socket.
     try:
         with _torch_raises_on_worker_exit():
             yield
@@ -57,12 +60,15 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
         raise RuntimeError(
             "a DataLoader worker was killed, or exited, while it handed over a batch"
         ) from error
+
+    # 3. Remove the alarm.
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler_before)
 
 
 _sigchld_of_torch: Callable[[int, FrameType | None], object] | None = None
+"""torch's handler of SIGCHLD; None: torch has not installed it yet."""
 
 
 @contextmanager
@@ -75,19 +81,22 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
     being taken is then never released (bpo-29988), and the process hangs instead of ending. So the
     handler is installed only while a batch is awaited, and is called once for workers that died
     before. Its first installation happens in the block, and is noticed at its end.
+
+    Raises:
+        RuntimeError: torch's, for a worker that exited in the block or before it.
     """
     global _sigchld_of_torch
-    before = signal.getsignal(signal.SIGCHLD)
+    handler_before = signal.getsignal(signal.SIGCHLD)
     try:
         if _sigchld_of_torch is not None:
             signal.signal(signal.SIGCHLD, _sigchld_of_torch)
-            _sigchld_of_torch(signal.SIGCHLD, None)
+            _sigchld_of_torch(signal.SIGCHLD, None)  # raises if a worker died since the last block
         yield
     finally:
-        now = signal.getsignal(signal.SIGCHLD)
-        if now is not before and callable(now):
-            _sigchld_of_torch = now
-        signal.signal(signal.SIGCHLD, before)
+        handler_now = signal.getsignal(signal.SIGCHLD)
+        if handler_now is not handler_before and callable(handler_now):
+            _sigchld_of_torch = handler_now  # torch has installed it in this block
+        signal.signal(signal.SIGCHLD, handler_before)
 
 
 def kill_workers() -> None:
@@ -113,13 +122,13 @@ def explain_worker_failure(
     try:
         yield
     except (RuntimeError, LoaderTimeout) as error:
-        death = _worker_death_message(error)
+        death_message = _worker_death_message(error)
         if _timed_out(error):
             problem = "no loader worker has answered in time (training.dataloader_timeout)"
-        elif death is not None:
-            problem = f"a loader worker is gone: {death}"
+        elif death_message is not None:
+            problem = f"a loader worker is gone: {death_message}"
         else:
-            raise
+            raise  # no error of a worker
         kill_workers()
         raise OptrunError(
             f"step {global_step() + 1}: {problem}. Its examples: {examples()}. If it "
@@ -133,16 +142,16 @@ def _worker_death_message(error: BaseException | None) -> str | None:
     A message with the signal ("killed by signal: ...") wins over "exited unexpectedly":
     `DataLoader._try_get_data` catches the first and raises the second.
     """
-    message = None
+    exit_message = None  # the outermost one
     while error is not None:
         text = first_line(error)
         if "DataLoader worker" in text:
             if "killed" in text:
                 return text
             if "exited" in text:
-                message = message or text
+                exit_message = exit_message or text
         error = error.__cause__ or error.__context__
-    return message
+    return exit_message
 
 
 def _timed_out(error: BaseException | None) -> bool:

@@ -87,15 +87,16 @@ class Hooks:
         """Call `on_evaluate`; an error of a callback is stored in `failure`."""
         self._call("on_evaluate", metrics, deferred=True)
 
-    def on_log(self, record: PlainMapping, due: PlainMapping) -> None:
+    def on_log(self, record: PlainMapping, callback_record: PlainMapping) -> None:
         """Call `on_log`; an error of a callback is stored in `failure`.
 
         Args:
             record: The line of metrics, for optrun's components.
-            due: The line for callbacks, without metrics that exist only because the run ends.
+            callback_record: The line for callbacks, without metrics that exist only because the run
+                ends.
         """
         self.training.step_finished = True
-        self._call("on_log", record, of_callbacks=due, deferred=True)
+        self._call("on_log", record, of_callbacks=callback_record, deferred=True)
 
     def on_save(self, checkpoint: Path) -> None:
         """Call `on_save` with a complete checkpoint."""

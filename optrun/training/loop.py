@@ -133,20 +133,26 @@ class Loop:
             StoppedEarly: `stop_at` was reached before the last step of the run, among others.
         """
         state = self.state
+
+        # 1. Before the first step of this start.
         self.hooks.on_train_begin()
         if state.is_before_first_step:
             self._evaluate_before_training()
-        if state.global_step < self.end:
+        if state.global_step < self.end:  # the run had ended earlier, and is prolonged
             state.drop_end_results()
         if self.setup.config.on_nonfinite is OnNonfinite.rollback and state.global_step == 0:
             self.checkpoints.save()  # a checkpoint for a rollback of the first steps
-        if state.unfinished:
+        if state.unfinished:  # an earlier start was stopped between a step and its evaluation
             self._finish_step()
+
+        # 2. The steps.
         while state.global_step < self.end:
             self.saving.stop_if_requested(before_step=True)
             self._step()
             if state.global_step < self.end:
                 self.saving.stop_if_requested()
+
+        # 3. The end: of the run, or at `stop_at`.
         if self.checkpoints.enabled:
             self.checkpoints.save_now()
         stop = self.training.stop
@@ -163,8 +169,8 @@ class Loop:
         Early stopping, the schedule, samples and the ranking of checkpoints ignore this evaluation:
         `on_log` is called, `on_evaluate` is not. Its time is not counted as training.
         """
-        metrics = self._evaluated(trained=False)
-        self.progress.begin()
+        metrics = self._evaluation_metrics(trained=False)
+        self.progress.begin()  # the clock of training starts anew
         if metrics:
             self.state.before_training = metrics
             self._log(metrics, [])
@@ -175,44 +181,60 @@ class Loop:
     def _step(self) -> None:
         """Train one step; loss and gradient norm may stay unread until the next call.
 
-        If nothing needs them now, they are read after forward and backward of the next step, just
-        before its update, so that the device never waits for the host. If they then turn out not to
-        be finite, the gradients of the next step are dropped.
+        A step is pending from the start of its update until they are read. Each call starts step n
+        while step n - 1 is pending, so that the device never waits for the host:
+
+        1. forward and backward of step n, on the weights after step n - 1;
+        2. read loss and gradient norm of step n - 1; count, evaluate, log and save it;
+        3. start the update of step n, which is pending from here on.
+
+        If step n - 1 turns out not to be finite in 2, it is repeated, and the gradients of step n
+        are dropped: the next call fetches the data of step n again. A step that must be read before
+        its own update (`reason_to_wait`), or that has no target, is never pending.
         """
         state = self.state
         train_step = self.setup.train_step
+
+        # 0. Fetch the data, and agree on requests with the other ranks. The state counts a step
+        # only when its result is read.
         micro_batches = self._fetch()
-        position = state.position + (self._pending is not None)
+        pending_steps = 0 if self._pending is None else 1
+        position = state.position + pending_steps
         step = train_step.exchange(
             micro_batches, self.saving.requests(), self.setup.plan.micro_batches(position)
         )
         self.training.save_requested |= step.requests.save
         if step.requests.stop:
-            self.saving.stop(step.requests.stop)
+            self.saving.stop(step.requests.stop)  # always raises
         if self.reason_to_wait is not None or step.total_weight == 0:
-            if self._finish_pending_step():
+            was_repeated = self._finish_pending_step()
+            if not was_repeated:
                 self._step_and_wait(micro_batches, step)
             return
-        # 1. Forward and backward, while the step before is still pending.
+
+        # 1. Forward and backward.
         beat(Phase.training)
         try:
-            steps_done = position - state.position + state.global_step
+            steps_done = state.global_step + pending_steps
             with failures.explain_out_of_memory(steps_done, micro_batches):
                 pending = train_step.compute(micro_batches, step, position)
         except (Exception, SystemExit):
             if train_step.world.size == 1:  # other ranks would have to take part
                 self._finish_pending_step()  # its error, if it has one, came first
             raise
+
         # 2. The result of the step before.
-        if not self._finish_pending_step():
+        was_repeated = self._finish_pending_step()
+        if was_repeated:
             return
+
         # 3. The update. The scheduler will change the learning rates, so they are noted before.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         train_step.start_update(pending)
         self._pending = (pending, micro_batches)
         if self._must_read_result_of(state.global_step + 1):
-            # An evaluation or a save needs the memory of the gradients; else the next step drops
-            # them.
+            # Do not leave it pending. An evaluation or a save needs the memory of the gradients,
+            # which the next step would drop otherwise.
             train_step.optimizer.zero_grad(set_to_none=True)
             self._finish_pending_step()
 
@@ -236,76 +258,95 @@ class Loop:
         reading loss and norm before its update, so that its gradients can be described.
 
         Returns:
-            False if the step was repeated: gradients computed meanwhile must be dropped.
+            Whether the step was repeated: then the caller must drop the micro-batches that were
+            fetched, and the gradients that were computed, after it.
         """
         if self._pending is None:
-            return True
+            return False
         pending, micro_batches = self._pending
         self._pending = None
         train_step = self.setup.train_step
+
+        # 1. The usual case: the update is valid.
         if pending.is_finite:
             train_step.confirm_update()
             self._record_step(train_step.read_result(pending), pending.step, micro_batches)
-            return True
-        train_step.revert_update()
-        # The loader is ahead of the step to repeat. That step has its micro-batches; the next fetch
+            return False
+
+        # 2. Repeat the step. The loader is ahead of it; its micro-batches are here. The next fetch
         # restarts the loader after it, or where a rollback leads.
+        train_step.revert_update()
         self.batches.close()
         self._step_and_wait(micro_batches, pending.step)
-        return False
+        return True
 
     def _step_and_wait(self, micro_batches: list[Batch], step: GlobalStep) -> None:
-        """Train one step, reading loss and gradient norm before the update."""
+        """Train one step, reading loss and gradient norm before the update; then record it."""
         state = self.state
         train_step = self.setup.train_step
-        # With a seed every forward pass seeds the generators, whatever their states were.
-        before = RandomStates(train_step.device) if train_step.seed is None else None
+        # With a seed every forward pass seeds the generators, so their states need not be kept.
+        states_before = RandomStates(train_step.device) if train_step.seed is None else None
         # The scheduler will change the learning rates, so they are noted before.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         beat(Phase.training)
         with failures.explain_out_of_memory(state.global_step, micro_batches):
             result = train_step(micro_batches, step, state.position)
-        self._record_step(result, step, micro_batches, before, drop_gradients=True)
+        self._record_step(result, step, micro_batches, states_before, drop_gradients=True)
 
     def _record_step(
         self,
         result: StepResult,
         step: GlobalStep,
         micro_batches: list[Batch],
-        before: RandomStates | None = None,
+        states_before: RandomStates | None = None,
         *,
         drop_gradients: bool = False,
     ) -> None:
         """Count a step, then evaluate, log and save if due; or roll back if it is not finite.
 
+        What happens to a step that is not finite is decided by `training.on_nonfinite`: it is
+        counted as one without an update, or undone with others by a rollback, or ends the run.
         Every rank must call this for the same step: they evaluate, save and roll back together.
 
         Args:
             result: Loss and gradient norm of the step, equal on all ranks.
             step: Tokens and samples of each micro-batch, and the requests, over all ranks.
             micro_batches: Micro-batches of the step on this rank.
-            before: Random states from before the step; None: it does not depend on them.
+            states_before: Random states from before the step; None: it does not depend on them.
             drop_gradients: Whether the gradients are those of this step, and not yet of the next
                 one. They are dropped to free memory for an evaluation or a save.
+
+        Raises:
+            NonFiniteError: The step is not finite and ends the run.
+            StoppedEarly: There was a request to stop during an evaluation.
+            StorageError: A save failed, with `checkpoint.on_storage_error=stop`.
         """
         train_step = self.setup.train_step
-        nonfinite = self.divergence.apply_policy(result, micro_batches, before)
+
+        # 1. Undo a step that is not finite, if that is the policy.
+        nonfinite = self.divergence.apply_policy(result, micro_batches, states_before)
         if nonfinite is not None:
             self._roll_back(nonfinite)
             return
+
+        # 2. Count the step. From here on weights and `global_step` agree, so a checkpoint may be
+        # saved. If this start ends before `_finish_step` is done, the next one begins with that.
         self.progress.count(result, step.facts)
-        # The weights and `global_step` agree again, so a checkpoint may be saved.
         train_step.has_uncounted_update = False
-        # If this start ends before `_finish_step` is done, the next one begins with that.
         self.state.unfinished = True
+
+        # 3. Show it to the hooks, while its gradients are still there.
         self.hooks.on_step(result)
         self._agree_on_requests()
         if drop_gradients:
             train_step.optimizer.zero_grad(set_to_none=True)
+
+        # 4. Evaluate, log, and start to save.
         self._finish_step()
-        # Last, for a failed save may raise here: the step is recorded then. All ranks must see the
-        # same result, so they poll only after the exchange before this step found that no rank was
-        # still writing.
+
+        # 5. Look whether an earlier save has ended. Last, for a failed one may raise: the step is
+        # recorded then. All ranks must see the same result, so they look only if the exchange
+        # before this step found that no rank was still writing.
         if step.requests.is_writing_done:
             self.checkpoints.poll(together=train_step.world.size > 1)
 
@@ -337,12 +378,16 @@ class Loop:
         The saved state skips the data of the bad step, so that a run stopped now and resumed does
         not meet it again.
         """
+        # 1. Let the save in progress end: ranks read the checkpoint only when it is written.
         self.checkpoints.wait()
-        # Ranks read the checkpoint only when the rank that writes is done.
         self.setup.train_step.world.barrier()
+
+        # 2. Go back; the next fetch restarts the loader at the new position.
         self.batches.close()
         message = self.divergence.roll_back(nonfinite)
         self.hooks.on_rollback()
+
+        # 3. Save, and start a new interval of rates.
         self.checkpoints.save()
         self.progress.reset()
         self.training.note(message)
@@ -356,41 +401,55 @@ class Loop:
         The state also keeps the results without those that only the end of the run produced: if the
         run is prolonged later, it continues as if it had not ended here. A signal to stop ends an
         evaluation; the resumed run repeats it.
+
+        Example: a run of 25 steps with `logging_steps` and `eval_steps` of 10. Step 25 is evaluated
+        and logged although neither is due. Its line says `"unscheduled": ["train/", "lr/", "perf/",
+        "eval/"]`; best and last values stay in `state.without_end` as they were after step 20; and
+        the sums of the losses of steps 21 to 25 are kept for the line of step 30.
+
+        Raises:
+            Exception: The first error of a callback in this step, once the step is logged.
         """
         state = self.state
-        # 1. Evaluate.
         evaluation_due = self.evaluator.due(state.global_step)
         line_due = state.global_step % self.setup.config.logging_steps == 0
+
+        # 1. Evaluate.
         evaluate = evaluation_due or state.global_step >= self.end
         values_before_end = state.copy_before_end(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = state.global_step >= self.end  # again: a hook may have requested to stop
-        # 2. Log, and reset the counters of the line. `unscheduled`: prefixes of metrics that exist
-        # only because the run ends here.
+
+        # 2. Compute the metrics of training since the last line, and begin to count anew.
         record: dict[str, float] = {}
         counters_of_line: PlainDict = {}
-        unscheduled = []
         if line_due or last:
             if state.window_weight:
                 record = {**self.progress.metrics(), **self.checkpoints.metrics()}
-                if not line_due:
-                    unscheduled += ["train/", "lr/", "perf/"]
             counters_of_line = state.empty_window()
             self.progress.reset()
-        record.update(metrics)
+
+        # 3. Log both. `unscheduled` has the prefixes of metrics that exist only because the run
+        # ends here.
+        unscheduled = []
+        if record and not line_due:
+            unscheduled += ["train/", "lr/", "perf/"]
         if metrics and not evaluation_due:
             unscheduled.append("eval/")
+        record.update(metrics)
         if record:
             self._log(record, unscheduled)
         self.training.step_finished = True
-        # 3. Keep the values with which a prolonged run continues.
+
+        # 4. Keep the values and counters with which a prolonged run continues.
         if unscheduled:
             values_before_end["last"] |= _without_prefixes(record, unscheduled)
             state.without_end = values_before_end
         if last and not line_due:
             vars(state).update(counters_of_line)
         state.unfinished = False
-        # 4. Save.
+
+        # 5. Save.
         if self.hooks.failure is not None:
             raise self.hooks.failure
         self.saving.save_if_due(last=last, evaluated=evaluate)
@@ -402,14 +461,20 @@ class Loop:
             due: Whether the evaluation is scheduled. If it is not, and only the end of the run
                 needs it, the schedule ignores it, and the states of hooks are frozen before.
 
+        Returns:
+            Metrics such as `eval/loss`; empty without evaluation rows.
+
         Raises:
             StoppedEarly: There was a request to stop before the end.
         """
+        # 1. Compute the metrics; their time does not count as training.
         start = self.progress.clock()
-        metrics = self._evaluated()
+        metrics = self._evaluation_metrics()
         self.progress.exclude_seconds(self.progress.clock() - start)
         if not metrics:
             return {}
+
+        # 2. Pass them on.
         remember_best(self.state, self.setup.ranking, metrics)
         scheduler = self.setup.train_step.scheduler
         if due and scheduler.metric is not None:
@@ -420,7 +485,7 @@ class Loop:
         self._agree_on_requests()
         return metrics
 
-    def _evaluated(self, *, trained: bool = True) -> dict[str, float]:
+    def _evaluation_metrics(self, *, trained: bool = True) -> dict[str, float]:
         """Compute the evaluation metrics of the present weights; empty without evaluation rows.
 
         Args:
@@ -436,13 +501,17 @@ class Loop:
             self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
-        """Pass a line of metrics to the hooks.
+        """Pass a line of metrics to the hooks, and record its metrics as the last ones.
 
         Args:
             metrics: Metrics of the present step.
             unscheduled: Prefixes of metrics that only the end of the run produced. They are named
                 in the line, and callbacks get the line without them; if nothing else is left, they
                 get the whole line, after their states were frozen.
+
+        Example: metrics `{"train/loss": 2.0, "eval/loss": 3.0}` with `unscheduled=["eval/"]`.
+        optrun's components get `{"step": 10, ..., "train/loss": 2.0, "eval/loss": 3.0,
+        "unscheduled": ["eval/"]}`, the user's callbacks `{"step": 10, ..., "train/loss": 2.0}`.
         """
         state = self.state
         record: PlainDict = {
@@ -454,14 +523,20 @@ class Loop:
         if unscheduled:
             record["unscheduled"] = unscheduled
         state.last.update(metrics)
-        due = _without_prefixes(record, unscheduled)
-        if not due.keys() & metrics.keys():
+        callback_record = _without_prefixes(record, unscheduled)
+        has_metric = bool(callback_record.keys() & metrics.keys())
+        if not has_metric:  # the whole line exists only because the run ends
             self.hooks.freeze_states()
-            due = record
-        self.hooks.on_log(record, _without_prefixes(due, ["unscheduled"]))
+            callback_record = record
+        self.hooks.on_log(record, _without_prefixes(callback_record, ["unscheduled"]))
         self._agree_on_requests()
 
 
 def _without_prefixes(record: PlainMapping, prefixes: list[str]) -> PlainDict:
-    """Return the entries of a record whose names begin with none of the prefixes."""
+    """Return the entries of a record whose names begin with none of the prefixes.
+
+    Example:
+        >>> _without_prefixes({"step": 1, "train/loss": 2.0, "eval/loss": 3.0}, ["eval/"])
+        {'step': 1, 'train/loss': 2.0}
+    """
     return {name: value for name, value in record.items() if not name.startswith(tuple(prefixes))}

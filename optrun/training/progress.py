@@ -49,7 +49,7 @@ class Progress:
         return {name: count / elapsed for name, count in counted.items() if count}
 
     def count(self, result: StepResult, facts: Sequence[MicroBatchFacts]) -> None:
-        """Count a step into the state of the run.
+        """Count a step into the state of the run, and into the sums since the last line.
 
         A step with a non-finite loss or norm only adds its tokens and examples.
 
@@ -59,6 +59,8 @@ class Progress:
         """
         state = self.setup.state
         task = self.setup.task
+
+        # 1. Every step: its data and the time.
         state.global_step += 1
         state.batches_digest = digest_of_batches(
             state.batches_digest, (fact.digest for fact in facts)
@@ -68,21 +70,26 @@ class Progress:
             state.samples += fact.samples
             self.tokens += fact.tokens
             self.samples += fact.samples
-        if result.finite:
-            state.window_loss += result.loss * result.weight
-            state.window_weight += result.weight
-            state.grad_norm = result.grad_norm
-            state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
-            if result.by_source is not None:
-                for name, sums in zip(task.sources, result.by_source, strict=True):
-                    before = state.window_sources.get(name, [0.0, 0.0, 0.0])
-                    state.window_sources[name] = [
-                        total + addend for total, addend in zip(before, sums, strict=True)
-                    ]
-            if result.measures is not None:
-                for name, total in zip(task.measured, result.measures, strict=True):
-                    state.window_measures[name] = state.window_measures.get(name, 0.0) + total
         state.seconds = self._seconds_before + self.clock() - self._training_begun
+        if not result.finite:
+            return
+
+        # 2. Loss and gradient norm.
+        state.window_loss += result.loss * result.weight
+        state.window_weight += result.weight
+        state.grad_norm = result.grad_norm
+        state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
+
+        # 3. Sums of losses, targets and examples by source; sums of what the task measures.
+        if result.by_source is not None:
+            for name, sums in zip(task.sources, result.by_source, strict=True):
+                before = state.window_sources.get(name, [0.0, 0.0, 0.0])
+                state.window_sources[name] = [
+                    total + addend for total, addend in zip(before, sums, strict=True)
+                ]
+        if result.measures is not None:
+            for name, total in zip(task.measured, result.measures, strict=True):
+                state.window_measures[name] = state.window_measures.get(name, 0.0) + total
 
     def metrics(self) -> dict[str, float]:
         """Compute the metrics of training since the last line; its weight must be above 0."""

@@ -51,12 +51,15 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
         values: Metrics of the evaluation after the present step, by name.
     """
     step = state.global_step
+    # 1. The best evaluation of each metric.
     for name, value in values.items():
         evaluation: Best = {"value": value, "step": step, "tied": 1}
         loss_name = loss_beside(name)
         if loss_name in values:
             evaluation["loss"] = values[loss_name]
         state.best[name] = _better_of(state.best.get(name), evaluation, best_mode(name, ranking))
+
+    # 2. The values by which checkpoints are ranked.
     state.ranking[str(step)] = values[ranking.metric]
     loss = values.get(loss_beside(ranking.metric))
     if loss is not None:
@@ -68,13 +71,22 @@ def _better_of(best: Best | None, new: Best, mode: str) -> Best:
 
     If both have the same value, the one with the lower loss wins, then the later one, and `tied`
     counts the evaluations with this value. A best that is None or NaN loses.
+
+    Example:
+        >>> best = Best(value=0.9, step=10, tied=1, loss=0.3)
+        >>> _better_of(best, Best(value=0.8, step=20, tied=1, loss=0.2), "max")
+        {'value': 0.9, 'step': 10, 'tied': 1, 'loss': 0.3}
+        >>> _better_of(best, Best(value=0.9, step=20, tied=1, loss=0.2), "max")
+        {'value': 0.9, 'step': 20, 'tied': 2, 'loss': 0.2}
     """
     if best is None or math.isnan(best["value"]):
         return new
+    # Rank the two steps.
     by_step = {best["step"]: best, new["step"]: new}
     values = {step: evaluation["value"] for step, evaluation in by_step.items()}
     losses = {step: evaluation.get("loss", math.nan) for step, evaluation in by_step.items()}
-    better = by_step[rank_steps(values, losses, mode)[0]].copy()
+    best_step = rank_steps(values, losses, mode)[0]
+    better = by_step[best_step].copy()
     if best["value"] == new["value"]:
         better["tied"] = best["tied"] + 1
     return better
@@ -93,7 +105,7 @@ def set_ranking_metric(state: TrainState, ranking: Ranking) -> str | None:
     Returns:
         A note for the user if a ranking was cleared, else None.
     """
-    before = state.ranked_by
+    before = state.ranked_by  # such as "eval/loss min"; empty at the start of a run
     state.ranked_by = f"{ranking.metric} {ranking.mode}"
     if before in ("", state.ranked_by):
         return None

@@ -30,6 +30,7 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
     """
     if world.size == 1:
         return
+    # 1. The bit sum of each tensor, and which shard this rank holds: [] for the whole model.
     params = dict(model.named_parameters())
     sums = dict(zip(params, _bit_sums(list(params.values())), strict=True))
     shard: list[int] = []
@@ -37,6 +38,8 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
         if isinstance(param, DTensor):  # all have the same mesh
             shard = _shard_coordinates(param)
             break
+
+    # 2. Compare each rank with the first one that holds the same shard.
     first_rank_of_shard: dict[tuple[int, ...], int] = {}
     ranks = world.gather_objects((shard, socket.gethostname(), sums))
     for rank, (rank_shard, host, rank_sums) in enumerate(ranks):
@@ -67,7 +70,11 @@ def _bit_sums(tensors: list[torch.Tensor]) -> list[int]:
     """Sum the elements of each tensor, read as integers of the same size, modulo 2**64.
 
     The sums are computed on the tensors' device, with one copy to the host. For a DTensor only this
-    rank's shard is summed.
+    rank's shard is summed. A complex element counts as two.
+
+    Example: the bits of 1.0 and 2.0 in float32.
+        >>> _bit_sums([torch.tensor([1.0, 2.0])]) == [0x3F800000 + 0x40000000]
+        True
     """
     sums = []
     for tensor in tensors:

@@ -108,10 +108,10 @@ def _trainable(loss: object) -> torch.Tensor:
         description = type(loss).__name__
     elif loss.dim() > 0:
         description = f"a tensor of shape {tuple(loss.shape)}"
-    elif loss.requires_grad:
-        return loss
-    else:
+    elif not loss.requires_grad:
         description = "a number that depends on no trainable parameter (requires_grad is False)"
+    else:
+        return loss
     raise OptrunError(
         f"the loss of the task is {description}: expected a tensor of shape () with a gradient."
     )
@@ -203,7 +203,7 @@ class BySource:
         with torch.no_grad():
             losses, targets = self.losses(outputs, batch)
             ones = torch.ones_like(losses, dtype=torch.float)
-            examples = torch.stack([losses.float(), targets.float(), ones], dim=1)
+            examples = torch.stack([losses.float(), targets.float(), ones], dim=1)  # (batch, 3)
             # (sources, batch) @ (batch, 3): the rows of the same source are added up.
             self.sums.add(torch.nn.functional.one_hot(sources, self.sources).float().T @ examples)
 
@@ -288,7 +288,8 @@ class TrainStep(Precision):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._measures = Sums(self.measured)
         self._scaler_state: StateDict | None = None
-        """State of the scaler before the pending update; None: it must be read from the device."""
+        """The host's copy of the scaler's state before the pending update, from
+        `GradScaler.state_dict`, which waits for the device; None: it must be read again."""
 
     def __call__(
         self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
@@ -305,7 +306,7 @@ class TrainStep(Precision):
         Returns:
             The result, the same on every rank; the caller handles one that is not finite.
         """
-        self._scaler_state = None
+        self._scaler_state = None  # this step changes the scaler, and so outdates the copy
         result = self.read_result(self.compute(micro_batches, step, position))
         self._seed(position, -1)  # an optimizer that draws random numbers: the same on all ranks
         if result.finite:
@@ -334,24 +335,32 @@ class TrainStep(Precision):
             micro_batches: Micro-batches of this rank, as collated, on the CPU.
             step: The exchanged facts of the step; None: this process runs alone.
             position: Steps of data used before this one.
+
+        Returns:
+            The step, with gradients in the parameters' `grad`. If no micro-batch has a target,
+            nothing runs, old gradients stay, and the values are a single NaN.
         """
         step = step or self.exchange(micro_batches, Requests(), len(micro_batches))
         self._clear_sums()
         if step.total_weight == 0:  # the mean over no target is 0/0
             return PendingStep(step, position, [], torch.tensor([math.nan]), HostCopy([]))
         self.optimizer.zero_grad(set_to_none=True)
+
         # 1. Forward and backward. Every rank takes part in every forward pass; a process alone
         # leaves out micro-batches without a target.
         runs = []
         for batch, number in zip(micro_batches, step.numbers, strict=True):
             if self.world.size > 1 or step.weight_of(number):
                 runs.append((batch, number))
-        shares = self._backward_all(runs, step, position)
+        loss_shares = self._backward_all(runs, step, position)
+
         # 2. Clip.
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
-        # 3. Start to copy the results to the host, those of all ranks.
-        values = torch.stack([*shares, grad_norm.to(shares[0].device)])
+
+        # 3. Start to copy the results to the host, those of all ranks: loss shares and gradient
+        # norm; sums by source, if there are sources; sums of measures, if something is measured.
+        values = torch.stack([*loss_shares, grad_norm.to(loss_shares[0].device)])
         tensors = [values]
         if self.by_source is not None:
             tensors.append(self.by_source.sums.pop())
@@ -371,17 +380,19 @@ class TrainStep(Precision):
         assert self.guard is not None
         self._seed(pending.position, -1)
         self.has_uncounted_update = True
-        self.guard.step(pending.values)
+        self.guard.step(pending.values)  # on the device: steps only if all values are finite
         if self.scaler.is_enabled():
             if self._scaler_state is None:
                 self._scaler_state = self.scaler.state_dict()
             self.scaler.update()
 
     def confirm_update(self) -> None:
-        """Step the schedule, and the host's copy of the scaler's counters, after an update.
+        """Step the schedule, and the host's copy of the scaler's counters, after a valid update.
 
-        The copy does what `GradScaler.update` did on the device after finite gradients, so that
-        nothing has to be read from there.
+        After finite gradients `GradScaler.update` counts one more step on the device, and at
+        `growth_interval` of them it raises the scale and begins to count anew. The copy counts
+        along, so that `start_update` need not wait for the device to read the state; when the scale
+        is raised the copy is dropped, and read again. Without fp16 there is no copy.
         """
         self.scheduler.step()
         state = self._scaler_state
@@ -391,11 +402,17 @@ class TrainStep(Precision):
                 self._scaler_state = None  # the device has raised the scale
 
     def revert_update(self) -> None:
-        """Restore the counters of optimizer and scaler if the update changed nothing else."""
+        """Restore the counters of optimizer and scaler after an update that the device left out.
+
+        Weights, optimizer state and schedule are still those from before `start_update`, so that
+        the step can be repeated.
+        """
         assert self.guard is not None
         self.guard.take_back()
         if self._scaler_state is not None:
-            self.scaler.update(self._scaler_state["scale"])  # clears the record of `unscale_`
+            # `compute` may have unscaled the gradients of the next step already. The scaler refuses
+            # to unscale twice, and only `update` clears its record of it.
+            self.scaler.update(self._scaler_state["scale"])
             self.scaler.load_state_dict(self._scaler_state)
         self.has_uncounted_update = False
 
@@ -406,10 +423,12 @@ class TrainStep(Precision):
         """
         if pending.step.total_weight == 0:
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
+        # In the order of `compute`: values, sums by source, sums of measures; the last two only if
+        # they are configured.
         values, *sums = pending.host.lists
         result = self._combine_ranks(pending.step, pending.numbers, values)
         if self.by_source is not None:
-            flat = sum_over_ranks(sums.pop(0), self.world.size)
+            flat = sum_over_ranks(sums.pop(0), self.world.size)  # three sums for each source
             result.by_source = [flat[at : at + 3] for at in range(0, len(flat), 3)]
         if self.measure is not None:
             result.measures = sum_over_ranks(sums.pop(0), self.world.size)
@@ -438,18 +457,26 @@ class TrainStep(Precision):
     ) -> list[torch.Tensor]:
         """Run all micro-batches of this rank forward and backward, adding up their gradients.
 
+        Args:
+            runs: The micro-batches, each with its number in the step.
+            step: Has the weight of each micro-batch of the step.
+            position: Steps of data used before, which seeds the dropout of each micro-batch.
+
         Returns:
-            The share of each micro-batch in the step's loss, shape () each.
+            The mean loss of each micro-batch times its share of the step's weight, shape () each;
+            over all ranks they add up to the loss of the step.
         """
-        shares = []
+        loss_shares = []
         for at, (batch, number) in enumerate(runs, 1):
             self._seed(position, number)
-            with self.gradient_sync(at == len(runs)):
+            is_last = at == len(runs)
+            with self.gradient_sync(is_last):
                 share = step.weight_of(number) / step.total_weight
-                shares.append(self._backward(batch, share))
-        return shares
+                loss_shares.append(self._backward(batch, share))
+        return loss_shares
 
     def _seed(self, position: int, number: int) -> None:
+        """Seed all generators for a micro-batch (-1: the update); with `seed=None` do nothing."""
         if self.seed is not None:
             seed_random_states(seed_of_micro_batch(self.seed, position, number), self.device)
 
@@ -480,10 +507,11 @@ class TrainStep(Precision):
         """
         with self.autocast():
             moved = self.to_device(batch)
-            sources = moved.pop(SOURCE, None)
+            sources = moved.pop(SOURCE, None)  # the model does not know this tensor
             outputs = self.forward(self.model, moved)
             if share:
                 loss = _trainable(self.loss(outputs, moved))
+                # Sum what is logged by source, and what the task measures.
                 if self.by_source is not None and sources is not None:
                     self.by_source.add(outputs, moved, sources)
                 if self.measure is not None:
@@ -516,13 +544,24 @@ class TrainStep(Precision):
             numbers: Numbers of the micro-batches that this rank ran.
             values: From each rank the loss shares of its micro-batches, then the gradient norm,
                 which is the same on all ranks.
+
+        Returns:
+            The result. Its `losses` leave out micro-batches without a target.
+
+        Example: two ranks, and three micro-batches with the weights 2, 1 and 1. Rank 0 ran numbers
+        0 and 2, rank 1 number 1 and a repeated one: values are `[1.0, 0.5, norm, 0.25, 0.0, norm]`.
+        The loss is 1.0 + 0.25 + 0.5, the losses are `[2.0, 1.0, 2.0]`.
         """
+        # 1. The loss share of each micro-batch, by its number.
         rows = split_by_rank(values, self.world.size)
         *shares_here, grad_norm = rows[0]
         if self.world.size > 1:
             shares = dict(enumerate(interleave_ranks(rows, len(step.facts))))
         else:  # only the micro-batches with a target ran
             shares = dict(zip(numbers, shares_here, strict=True))
+
+        # 2. They add up to the loss of the step; each divided by its part of the weight is the mean
+        # loss of its micro-batch.
         total = step.total_weight
         counted = [
             (shares[number], fact.weight) for number, fact in enumerate(step.facts) if fact.weight
@@ -545,8 +584,8 @@ class TrainStep(Precision):
         """
         scale = self.scaler.get_scale()
         if not math.isfinite(result.loss) or scale < 1:
-            self.scaler.update(scale)
+            self.scaler.update(scale)  # sets the same scale, and ends the step of the scaler
             return False
-        self.scaler.update()
-        # The scaler keeps its scale if all gradients are finite and only their norm overflowed.
+        self.scaler.update()  # lowers the scale if `unscale_` met a gradient that is not finite
+        # It stays if all gradients are finite and only their norm overflowed.
         return self.scaler.get_scale() < scale
