@@ -16,7 +16,7 @@ from optrun.task.base import TextKind, in_one_row, pad, pad_inputs
 from optrun.task.evaluation import IGNORED
 from optrun.task.generation import continue_prompt
 from optrun.task.language_model import LanguageModel
-from optrun.task.tokens import prompt_ids
+from optrun.task.tokens import largest_id_plus_one, prompt_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,7 +84,7 @@ class CausalLm(LanguageModel):
         rows: object = split.rows
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
-        rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
+        rows.expect_ids_below(largest_id_plus_one(tokenizer), split.key)
         if self.config.document_masking:
             self._warn_without_documents(rows, split.key)
         return limited(rows, limit, seed=seed)

@@ -73,8 +73,9 @@ class ChatTemplate:
 
     def key(self) -> str:
         """Digest everything that decides the text of a conversation: template, special tokens."""
+        special_tokens = self.tokenizer.special_tokens_map
         return digest(
-            self.source, json.dumps({key: str(token) for key, token in self._tokens().items()})
+            self.source, json.dumps({key: str(token) for key, token in special_tokens.items()})
         )
 
     def unknown_tokens(self) -> list[str]:
@@ -240,10 +241,6 @@ class ChatTemplate:
         source: str = self.tokenizer.get_chat_template(None, tools)
         return source
 
-    def _tokens(self) -> dict[str, object]:
-        special_tokens: dict[str, object] = self.tokenizer.special_tokens_map
-        return special_tokens
-
     def _render(
         self,
         turns: Sequence[Message],
@@ -270,7 +267,7 @@ class ChatTemplate:
                 chat_template=self._template_text(tools),
                 return_assistant_tokens_mask=marks,
                 add_generation_prompt=generation_prompt,
-                **self._tokens(),
+                **self.tokenizer.special_tokens_map,
             )
         except (
             TemplateError,

@@ -320,8 +320,6 @@ class NonWritingManager(CheckpointManager):
     It remembers which steps are saved, so that `save_now` and `is_among_best` decide as there.
     """
 
-    writing = False
-
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:  # noqa: ARG002
         """Mark the present step as saved."""
         self._submitted = self.state.global_step
@@ -329,9 +327,6 @@ class NonWritingManager(CheckpointManager):
     def save_now(self, random: RandomStates | None = None) -> None:
         """Mark the present step as saved."""
         self.save(random)
-
-    def poll(self, *, together: bool = False) -> None:
-        """Do nothing: nothing is being written here."""
 
     def wait(self) -> None:
         """Do nothing: nothing is being written here."""
