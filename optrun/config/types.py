@@ -1,5 +1,7 @@
 """OmegaConf's errors on values of the wrong type, in plain words."""
 
+from optrun.base.errors import first_line
+
 _EXPECTED = {
     "could not be converted to Float": "a number",
     "could not be converted to Integer": "a whole number",
@@ -16,13 +18,15 @@ def expected_type(refusal: Exception) -> str:
     """Describe the expected type, as the end of "expected ...".
 
     Args:
-        refusal: What OmegaConf raised.
+        refusal: What OmegaConf raised. A message that is not known is quoted.
 
     Example:
         >>> expected_type(ValueError("Value 'abc' of type 'str' could not be converted to Float"))
         'a number'
+        >>> expected_type(ValueError("Cannot merge."))
+        'another type (Cannot merge)'
     """
-    line = str(refusal).splitlines()[0].strip()
+    line = first_line(refusal) or type(refusal).__name__
     for piece, expected in _EXPECTED.items():
         if piece in line:
             return expected

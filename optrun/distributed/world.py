@@ -10,6 +10,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from optrun.base.errors import first_line
 from optrun.distributed.contract import call_on_all
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.verdict import LostRankError, is_lost_rank
@@ -179,7 +180,5 @@ def _waiting() -> Iterator[None]:
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise
-        raise LostRankError(
-            f"another rank does not answer: {str(error).splitlines()[0]}"
-        ) from error
+        raise LostRankError(f"another rank does not answer: {first_line(error)}") from error
     beat(phase_before)

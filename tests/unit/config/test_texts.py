@@ -18,6 +18,7 @@ from optrun.config.compose_errors import interpolation_error
 from optrun.config.groups import GROUPS
 from optrun.config.request import CommandLine
 from optrun.config.schema.run import RunConfig
+from optrun.config.types import expected_type
 
 TYPED = ["1_0", "1234567e8", "1e400", "1e5", "007", "-3", ".5", "true", "False", "nan", "10"]
 
@@ -167,3 +168,7 @@ def test_a_refusal_with_a_cause_of_its_own_is_shown() -> None:
     error = InterpolationResolutionError("ConfigError raised while resolving interpolation")
     error.__cause__ = refusal
     assert str(interpolation_error(None, error)) == str(refusal)
+
+
+def test_an_error_without_text_gets_its_class_as_the_expected_type() -> None:
+    assert expected_type(ValueError("")) == "another type (ValueError)"
