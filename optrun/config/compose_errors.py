@@ -38,6 +38,8 @@ _INTERPOLATION_ERRORS = (
 def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
     """Turn an error of a composition into a ConfigError.
 
+    The message names the file of the user that was being read, if there was one.
+
     Args:
         hydra: Knows the choices.
         config_name: The recipe that was composed.
@@ -136,7 +138,8 @@ def _merge_error(config_path: str, cause: OmegaConfBaseException) -> ConfigError
 
     Args:
         config_path: Name of the file for Hydra, such as `optimizer/mine`.
-        cause: What OmegaConf raised. It has no key if a scalar stands in place of a mapping.
+        cause: What OmegaConf raised. It has no key if a scalar stands in place of a mapping, or a
+            mapping in place of a scalar.
     """
     path = READ[config_path]
     key = str(cause.full_key or "")
@@ -153,7 +156,9 @@ def _merge_error(config_path: str, cause: OmegaConfBaseException) -> ConfigError
 
 
 def _scalar_error(config_path: str, root: DictConfig) -> ConfigError:
-    """Build the error for the first scalar of a file in place of a mapping or list.
+    """Build the error for the first value of a file that should be a mapping or a list.
+
+    Without such a value, a mapping or list stands where the configuration has a scalar.
 
     Args:
         config_path: Name of the file for Hydra.
@@ -163,23 +168,24 @@ def _scalar_error(config_path: str, root: DictConfig) -> ConfigError:
     for key, node, line in entries(path, config_path):
         default = raw_value(root, key)
         text = node.value if isinstance(node, yaml.ScalarNode) else "..."
+        assignment = f"{shown(path, line)}: {key}={text}"
         if isinstance(default, DictConfig) and not isinstance(node, yaml.MappingNode):
-            hint = f" Choose it in the defaults list: `- override {key}: {text}`."
-            return ConfigError(
-                f"{shown(path, line)}: {key}={text}: expected a mapping."
-                f"{hint if key in GROUPS else ''}"
-            )
+            hint = ""
+            if key in GROUPS:
+                hint = f" Choose it in the defaults list: `- override {key}: {text}`."
+            return ConfigError(f"{assignment}: expected a mapping.{hint}")
         if isinstance(default, ListConfig) and not isinstance(node, yaml.SequenceNode):
-            return ConfigError(
-                f"{shown(path, line)}: {key}={text}: expected a list, such as [a,b]."
-            )
+            return ConfigError(f"{assignment}: expected a list, such as [a,b].")
     return ConfigError(
         f"{shown(path)}: a value is a mapping or a list, where the configuration has none."
     )
 
 
 def _describe_unknown_key(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
-    """Describe an unknown key of a file: `_target_`, a missing choice, or a typing error.
+    """Describe an unknown key of a file, as a message without the file.
+
+    The key is one of three: `_target_`, which names code; a key of a group whose choice the file
+    does not build on; or a misspelt key.
 
     Args:
         config_path: Name of the file for Hydra, such as `optimizer/mine`.
@@ -193,7 +199,8 @@ def _describe_unknown_key(config_path: str, key: str, cause: OmegaConfBaseExcept
     group_folder = group.replace(".", "/")
     choices = CHOICES.get(group_folder, {})
     is_file_of_group = config_path.startswith(f"{group_folder}/")
-    if choices and is_file_of_group and cause.object_type not in choices.values():
+    builds_on_choice = cause.object_type in choices.values()
+    if choices and is_file_of_group and not builds_on_choice:
         return (
             f"{key}: the defaults list names no choice of {group}. Begin with the one to change,"
             f" such as `defaults: [{next(iter(choices))}, _self_]`."
@@ -227,17 +234,25 @@ def _describe_interpolation(
 ) -> str:
     """Describe why a `${...}` has no value, or one of the wrong type.
 
+    An unknown key gets the nearest keys of the configuration.
+
     Args:
         cfg: The configuration, to suggest keys; None if unknown.
-        message: The first line of the error.
+        message: The first line of the error, from OmegaConf.
         error: What OmegaConf raised.
+
+    Example:
+        >>> message = "Environment variable 'HOST' not found"
+        >>> _describe_interpolation(None, message, OmegaConfBaseException(message))
+        'the environment variable HOST is not set. Set it, or write ${oc.env:HOST,DEFAULT}.'
     """
     for pattern, template in _INTERPOLATION_ERRORS:
         match = re.search(pattern, message)
         if match is None:
             continue
         reason = template.format(*match.groups())
-        if cfg is None or "no key" not in reason:
-            return reason
-        return f"{reason} {did_you_mean(match[1], all_keys(cfg), '')}".rstrip()
+        is_unknown_key = reason.startswith("there is no key")
+        if is_unknown_key and cfg is not None:
+            return f"{reason} {did_you_mean(match[1], all_keys(cfg), '')}".rstrip()
+        return reason
     return f"expected {expected_type(error)}."

@@ -121,6 +121,9 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
     Example:
         >>> dialect_options("lamb", "optax", weight_decay=0.1)
         {'weight_decay': 0.1, 'always_adapt': True, 'step_count': 'optimizer'}
+        >>> options = dialect_options("lamb", "tensorflow", exclude_from_weight_decay=["bias"])
+        >>> options["exclude_from_layer_adaptation"]  # in the preset: `SameAs` that option
+        ['bias']
     """
     if choice not in DIALECTS:
         raise ConfigError(
@@ -128,11 +131,11 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
         )
     expect_dialect(choice, dialect)
     preset = {} if dialect is None else DIALECTS[choice][dialect]
-    merged = {**preset, **given}
-    return {
-        key: given.get(value.option) if isinstance(value, SameAs) else value
-        for key, value in merged.items()
-    }
+    keywords = {**preset, **given}
+    for key, value in keywords.items():
+        if isinstance(value, SameAs):
+            keywords[key] = given.get(value.option)
+    return keywords
 
 
 def own_default(value: object) -> object:
@@ -150,6 +153,8 @@ def own_default(value: object) -> object:
 
 def resolve(*arguments: Any, _node_: Any, _parent_: DictConfig) -> Any:
     """Resolve `${dialect:DEFAULT}`: the value in the preset of the dialect, else the default.
+
+    A preset value `SameAs(OPTION)` is the value of that option in the same mapping.
 
     Args:
         *arguments: The default alone.

@@ -102,6 +102,12 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
         group: Such as `optimizer`.
         name: The unknown choice.
         options: Every valid choice.
+
+    Example:
+        >>> print(no_such_choice("data", "fils", ["files", "hub"]))  # doctest: +ELLIPSIS
+        data=fils: no such data. Did you mean files? Choices: files, hub...
+        >>> print(no_such_choice("data", "mine.csv", ["files", "hub"]))  # doctest: +ELLIPSIS
+        data=mine.csv: no such data. Did you mean data=files data.train=mine.csv? Choices: ...
     """
     choices = ", ".join(sorted(options))
     name = str(name)
@@ -110,17 +116,16 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     translation = translate_choice(group, name)
     if translation is not None and translation.startswith(NOT_OFFERED):
         return ConfigError(f"{group}={name}: {translation}.")
-    hint = did_you_mean(name, options)
-    lists_choices = bool(nearest(name, options))  # else the hint is the list
-    if translation is not None:
-        is_choice = translation.split()[0].partition("=")[2] in options
-        # A name near a choice is a typing error rather than a path.
-        is_typing_error = lists_choices and "path=" in translation
-        if is_choice and not is_typing_error:
-            hint = f"Did you mean {translation}?"
-            lists_choices = True
-    if lists_choices:
+    hint = did_you_mean(name, options)  # the near names, or all choices if none is near
+    if nearest(name, options):
         hint += f" Choices: {choices}."
+        # A name near a choice is a typing error rather than a path.
+        if translation is not None and "path=" in translation:
+            translation = None
+    if translation is not None:
+        translated_choice = translation.split()[0].partition("=")[2]
+        if translated_choice in options:
+            hint = f"Did you mean {translation}? Choices: {choices}."
     if group in registry.GROUPS:
         hint += " For one of your own, add --plugin FILE.py."
     return ConfigError(f"{group}={name}: no such {group}. {hint}")

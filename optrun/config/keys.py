@@ -148,7 +148,9 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     2. The same error for the mapping around the key, if only another choice has that mapping.
     3. The name here, for a key of another program.
     4. The nearest keys of the whole configuration, for a key below no mapping.
-    5. The hint of `_hint_beside`, and without a near name the keys beside which the key was typed.
+    5. The nearest keys beside it, or the choices that have it; if none is near, all keys beside it.
+
+    A key of Hydra's goes to `unknown_hydra_key`.
 
     Args:
         base: The composed configuration.
@@ -157,31 +159,35 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     keys = all_keys(base)
     if key.startswith("hydra."):
         return unknown_hydra_key(keys, key)
+    problem = f"{key}: no such key."
     group, *inner = key.split(".")
-    if group in ("plugin", "plugins"):  # 1.
+    # 1. The name of code.
+    if group in ("plugin", "plugins"):
         return ConfigError(
-            f"{key}: no such key. Give code on the command line only: --plugin FILE.py or"
-            " --plugin MODULE."
+            f"{problem} Give code on the command line only: --plugin FILE.py or --plugin MODULE."
         )
-    if len(inner) > 1 and group in GROUPS:  # 2.
+    # 2. Below a mapping that only another choice has.
+    if len(inner) > 1 and group in GROUPS:
         mapping = f"{group}.{inner[0]}"
         if mapping not in keys and choices_with(group, inner[0]):
             return unknown_key(base, mapping)
+    # 3. A key of another program, unless another choice here has a key of this name.
     head, _, leaf = key.rpartition(".")
     other_choices = choices_with(head, leaf) if head in GROUPS else []
     translation = translate_key(key)
-    if translation is not None and not other_choices:  # 3.
-        return ConfigError(f"{key}: no such key. {explain_translation(translation)}")
-    if head not in keys:  # 4.
+    if translation is not None and not other_choices:
+        return ConfigError(f"{problem} {explain_translation(translation)}")
+    # 4. Below no mapping.
+    if head not in keys:
         hint = did_you_mean(key, [*keys, *keys_called(leaf)], "`optrun --cfg job` shows every key.")
-        return ConfigError(f"{key}: no such key. {hint}")
-    siblings = [name for name in _children(keys, head) if name != "name"]  # 5.
-    chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
+        return ConfigError(f"{problem} {hint}")
+    # 5. Below a mapping.
+    siblings = [name for name in _children(keys, head) if name != "name"]
     hint = _hint_beside(keys, siblings, head, leaf, other_choices)
-    others = f"{chosen} has: {', '.join(siblings)}."
-    return ConfigError(
-        f"{key}: no such key. {hint.strip() if 'Did you mean' in hint else hint + others}"
-    )
+    if not hint.startswith("Did you mean"):
+        mapping = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
+        hint += f"{mapping} has: {', '.join(siblings)}."
+    return ConfigError(f"{problem} {hint}".rstrip())
 
 
 def _children(keys: Iterable[str], head: str) -> list[str]:
@@ -194,6 +200,8 @@ def _hint_beside(
     keys: list[str], siblings: list[str], head: str, leaf: str, other_choices: list[str]
 ) -> str:
     """Suggest keys for an unknown name below a mapping; empty if nothing is near.
+
+    A suggestion is a sentence with a blank at its end.
 
     Args:
         keys: Every dotted key of the configuration.

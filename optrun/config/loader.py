@@ -81,10 +81,11 @@ class Loader(ConfigLoaderImpl):
 
 
 def is_value(override: Override) -> bool:
-    """Tell whether an override only sets a value.
+    """Tell whether an override only sets a value of the composed configuration.
 
-    Others decide which files are read, or what Hydra records: choices of groups, packages, and most
-    keys below `hydra.`.
+    True for `lr=0.1`, `model.config.n_layer=2` and `hydra.run.dir=DIR`. False for overrides that
+    decide which files are read, or what Hydra records: `optimizer=lamb`, `hydra/launcher=joblib`,
+    a key with a package (`@`), and most keys below `hydra.`.
     """
     key = override.key_or_group
     if override.package is not None or "/" in key:

@@ -10,7 +10,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optrun.base.reading import read_text
@@ -32,7 +32,8 @@ _RESOLVER = re.compile(r"^\$\{(?:dialect|default_warmup):(.*)\}$")
 _KEY = re.compile(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$")
 
 
-class _Row(typing.NamedTuple):
+@dataclasses.dataclass
+class _Row:
     """A key as a YAML or a schema writes it."""
 
     key: str
@@ -94,12 +95,18 @@ def entries(group: str, choice: str) -> list[Entry]:
         for row in _commented_keys(_text(f"{group}/{choice}")):
             if row.key in hints:
                 rows[row.key] = row
+    # A key that the YAML leaves out, such as one of a registered choice.
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":
             default = value if isinstance(value, str) else json.dumps(value)  # as YAML writes it
             rows[key] = _Row(key, default, _field_docstring(schema, key))
     prefix = f"{group.replace('/', '.')}."
-    return [_entry(prefix, row, hints) for row in rows.values() if row.default != choice]
+    name_of_choice = ("name", choice)  # says nothing new
+    return [
+        _entry(prefix, row, hints)
+        for row in rows.values()
+        if (row.key, row.default) != name_of_choice
+    ]
 
 
 def type_name(hint: Any) -> str:
@@ -152,29 +159,29 @@ def _text(name: str) -> str:
     return read_text(config_dir() / f"{name}.yaml")
 
 
-def _commented_keys(text: str) -> Iterator[_Row]:
-    """Yield the top-level keys of a YAML text, each with its default as written and its comment.
+def _commented_keys(text: str) -> list[_Row]:
+    r"""List the top-level keys of a YAML text, each with its default as written and its comment.
 
     The comment stands beside the key, or in the lines above it; indented comment lines below the
     key continue it. An empty line ends a comment above.
+
+    Example:
+        >>> text = "# Peak learning rate.\nlr: 1e-3\nseed: 0  # Of weights\n  # and data."
+        >>> [(row.key, row.default, row.meaning) for row in _commented_keys(text)]
+        [('lr', '1e-3', 'Peak learning rate.'), ('seed', '0', 'Of weights and data.')]
     """
-    key = ""  # the key that is being read; it is complete when the next one begins
-    default = ""
-    comment = ""
+    rows: list[_Row] = []
     comment_above = ""
     for line in text.splitlines():
         if match := _KEY.match(line):
-            if key:
-                yield _Row(key, default, comment.strip())
-            key = match[1]
-            default = (match[2] or "").strip()
-            comment = match[3] or comment_above
+            meaning = match[3] or comment_above
+            rows.append(_Row(match[1], (match[2] or "").strip(), meaning.strip()))
             comment_above = ""
-        elif match := re.match(r"\s+#(.*)", line):
-            comment += " " + match[1].strip()
+        elif rows and (match := re.match(r"\s+#(.*)", line)):
+            last = rows[-1]
+            last.meaning = f"{last.meaning} {match[1].strip()}".strip()
         elif line.startswith("# "):
             comment_above = f"{comment_above} {line[2:]}".strip()
         elif not line.strip():
             comment_above = ""
-    if key:
-        yield _Row(key, default, comment.strip())
+    return rows

@@ -48,8 +48,9 @@ class CommandLine:
     ) -> Self:
         """Build a command line, and read the YAML file after `-cn` if there is one.
 
-        A file without a defaults list becomes overrides before the typed ones. A file with one is a
-        recipe, found in its own folder unless `--config-dir` is given.
+        A file without a defaults list becomes overrides before the typed ones: `-cn mine.yaml
+        seed=1` with the line `lr: 0.1` in it means `lr=0.1 seed=1`. A file with a defaults list is
+        a recipe, found in its own folder unless `--config-dir` is given.
 
         Args:
             argv: Arguments after `optrun`.
@@ -69,7 +70,8 @@ class CommandLine:
             if path is not None:
                 values = values_file.read_values_file(path)
                 config_file = read_text(path, follow=True)
-                if "defaults" not in values:
+                is_recipe = "defaults" in values
+                if not is_recipe:
                     overrides = [*values_file.file_overrides(path, values, overrides), *overrides]
                     config_name = None
                 elif config_dir is None:

@@ -114,15 +114,21 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         cfg: The saved configuration, with schemas; not changed.
         overrides: Of the command line, without `resume` and Hydra's own.
 
+    Returns:
+        A changed copy.
+
     Raises:
-        ConfigError: As on a fresh command line.
+        ConfigError: A key or choice is unknown, a value has another type, or the optimizer's saved
+            options belong to another dialect.
     """
     parsed = parse_single(overrides)
     refuse_names(parsed)
     result = cfg.copy()
+    # 1. The choices, since they decide which keys there are.
     for override in parsed:
         if override.key_or_group in store.GROUPS:
             _change_choice(hydra, result, override)
+    # 2. The values.
     new_values = {override.key_or_group: override.value() for override in parsed}
     for override in parsed:
         key = override.key_or_group
@@ -133,6 +139,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         if not has_key(result, key) and open_prefix(result, key) is None:
             raise unknown_key(result, key)
         assign(result, key, new_values[key])
+    # 3. The saved length of the warm-up, if it is replaced.
     gives_steps = new_values.get("scheduler.num_warmup_steps") is not None
     if gives_steps and "scheduler.warmup_ratio" not in new_values:
         result.scheduler.warmup_ratio = None
@@ -142,7 +149,8 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
     """Refuse another dialect for an optimizer with resolved options.
 
-    They are in a saved configuration, but not after another optimizer was chosen for it.
+    A saved configuration holds resolved options; an optimizer chosen since then has interpolations,
+    such as `${dialect:1e-6}`, and takes any dialect.
 
     Raises:
         ConfigError: The dialect differs from the saved one.
@@ -159,7 +167,7 @@ def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
 
 
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
-    """Replace a group of a saved configuration by another choice.
+    """Replace a group of a saved configuration by another choice, with the choice's values.
 
     Does nothing if it has this choice already; its values then stay.
 
@@ -178,9 +186,10 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
         raise no_such_choice(group, value, options)
     composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
     schemas = store.GROUPS[group]
-    same_kind = kind_of(group, schemas, composed[group]) == kind_of(group, schemas, cfg[group])
-    same_name = raw_value(composed, f"{group}.name") in (cfg[group].name, "???")
-    if not (same_kind and same_name):
+    has_kind = kind_of(group, schemas, composed[group]) == kind_of(group, schemas, cfg[group])
+    # A choice whose name is to be given (`???`) has any name.
+    has_name = raw_value(composed, f"{group}.name") in (cfg[group].name, "???")
+    if not (has_kind and has_name):
         OmegaConf.update(cfg, group, composed[group], merge=False)
 
 

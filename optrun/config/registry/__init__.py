@@ -166,7 +166,7 @@ def _origin_prefix(origin: str | None) -> str:
     return f"{origin or 'optrun'}: "
 
 
-def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, type[Any]]:
+def add_builtin(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, type[Any]]:
     """Register optrun's own choices of a kind.
 
     Args:
@@ -174,7 +174,7 @@ def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, ty
         rows: Name -> schema and `module:attribute` of the target.
 
     Returns:
-        As `schemas`.
+        Name -> schema of every choice of this kind, also of later ones and of installed packages.
     """
     for name, (schema, target) in rows.items():
         add(Choice(kind, name, schema, target))
@@ -275,7 +275,7 @@ def adopt(module: str, origin: str) -> None:
     """Give the rows registered by a module another origin.
 
     A plugin may have been imported before it is loaded, by unpickling; its origin is then the
-    module.
+    module, and not yet the path of the plugin.
     """
     for rows in _ROWS.values():
         for name, row in rows.items():
@@ -293,7 +293,11 @@ def remove(origin: str) -> None:
 
 @contextmanager
 def origin(name: str) -> Iterator[None]:
-    """Give all rows added inside this context an origin; remove these rows on failure."""
+    """Give all rows added inside this context an origin; remove these rows on failure.
+
+    Args:
+        name: The origin: the path of a plugin, or an installed package and its version.
+    """
     rows_before = {kind: dict(rows) for kind, rows in _ROWS.items()}
     _origin.append(name)
     try:
@@ -309,6 +313,8 @@ def origin(name: str) -> Iterator[None]:
 
 def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
     """Return a decorator; it registers a class or function and leaves it unchanged.
+
+    In a notebook (module `__main__`) a second registration of a name replaces the first.
 
     Raises:
         ConfigError: The schema is no dataclass, builds on another base than the kind's, or has a

@@ -45,18 +45,19 @@ def position_behind(error: OptrunError) -> str | None:
         error: An error with a message for the user.
 
     Returns:
-        None if the error has no cause, the plugin raised it itself, or no plugin's file occurs.
+        Such as `my_lion.py, line 12, in step`. None if the error has no cause, no plugin's file
+        occurs, or the plugin raised the error itself, whose message then says what is wrong.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if error.__cause__ is None or not frames:
         return None
     files = _plugin_files()
-    if frames[-1].filename in files:
-        return None
+    is_raised_by_plugin = frames[-1].filename in files
     last = _last_position(error, files)
-    if last is None:
+    if is_raised_by_plugin or last is None:
         return None
-    return last[0]
+    position, _ = last
+    return position
 
 
 def _last_position(
@@ -83,7 +84,8 @@ def _last_position(
 def _frames(error: BaseException) -> Iterator[Frame]:
     """Yield the frames of an error, after the frames of its causes.
 
-    Frames that a data loader's worker wrote into the message of an error count, too.
+    So the last frame is the one where `error` itself was raised. Frames that a data loader's worker
+    wrote into the message of an error count, too; they come right after the error's own.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -114,7 +116,8 @@ def _plugin_files() -> dict[str, tuple[str, list[str]]]:
     """Map each file with registered classes of others to its label and registered names.
 
     The label is what was typed after `--plugin`, else the path. A file has two entries if its path
-    is a link: one for the path, one for the resolved path.
+    is a link: one for the path, one for the resolved path. One entry is, for example,
+    `"/home/me/my_lion.py": ("my_lion.py", ["optimizer=my_lion"])`.
     """
     typed_by_path: dict[str, str] = {}
     plugins = sys.modules.get("optrun.config.registry.plugins")

@@ -108,7 +108,7 @@ def require(recorded: object, where: str) -> list[str]:
         where: The run or checkpoint, for messages.
 
     Returns:
-        A note for each plugin that changed, if `--allow-changed-plugins` was given.
+        A note for each plugin that changed, if `--allow-changed-plugins` was given; else empty.
 
     Raises:
         ConfigError: A name is not registered, or its code changed and that was not allowed.
@@ -180,8 +180,10 @@ def digest_of(path: Path) -> str:
 def _source(row: registry.Choice) -> PlainDict:
     """Describe the origin of a row's code, with its digest.
 
-    That is a plugin, a distribution, or a module that the program imported. The digest is None if
-    the module has no file.
+    Returns:
+        For a plugin `plugin` (as typed), `path` and `sha256`. For an installed package
+        `distribution`, `version`, `module`, `path` and `sha256`. For a module that the program
+        imported `module`, `path` and `sha256`; without a file the digest is None, and no path.
     """
     plugins = sys.modules.get("optrun.config.registry.plugins")
     if plugins is not None:
@@ -189,7 +191,7 @@ def _source(row: registry.Choice) -> PlainDict:
             if record["path"] == row.origin:
                 return {key: record[key] for key in ("plugin", "path", "sha256")}
     source: PlainDict = {}
-    distribution, _, version = str(row.origin).partition(" ")
+    distribution, _, version = str(row.origin).partition(" ")  # of a module there is no version
     if version:
         source = {"distribution": distribution, "version": version}
     module = str(row.target.__module__)

@@ -32,6 +32,7 @@ LOADED: dict[str, PlainDict] = {}
 def take(argv: Sequence[str]) -> list[str]:
     """Load the plugins of a command line, and return the other arguments.
 
+    `--plugin X lr=1` and `--plugin=X lr=1` both load X, and return `["lr=1"]`.
     `--allow-changed-plugins` is removed, too, and takes effect.
 
     Args:
@@ -79,10 +80,12 @@ def load(plugin: str, path: str | None = None) -> PlainDict:
         path: The file, if the current folder may differ from that in which `plugin` was typed.
 
     Returns:
-        The record of the plugin, as `origins.records`.
+        The record of the plugin: `plugin` as typed, `path`, `sha256`, and `names`, such as
+        `["optimizer=my_lion"]`.
 
     Raises:
         ConfigError: There is no such plugin, it fails, registers nothing, or a name that is taken.
+            Nothing of it stays registered then.
     """
     refuse_url(OPTION, plugin)
     is_file = plugin.endswith(".py") or "/" in plugin
@@ -97,7 +100,7 @@ def load(plugin: str, path: str | None = None) -> PlainDict:
     try:
         with registry.origin(origin):
             _import(name, plugin, file)
-        registry.adopt(name, origin)
+        registry.adopt(name, origin)  # rows of a module that was imported before
         names = registry.names_of(origin)
         if not names:
             raise ConfigError(
@@ -138,7 +141,8 @@ def load_again(
 def _file_module(plugin: str, where: str) -> tuple[str, Path]:
     """Return the module name and the resolved path of a plugin file.
 
-    The name holds the whole path, see `_Files`.
+    The name holds the whole path, without dots: `optrun.config.registry.plugins./home/me/mine%2Epy`
+    for /home/me/mine.py. `_Files` finds the file by it.
 
     Args:
         plugin: The path as typed, for messages.
@@ -210,7 +214,10 @@ def _failure(where: str, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Write the last line of a file in the traceback of an error; empty if it is not in it."""
+    """Write the last line of a file in the traceback of an error, such as `, line 12`.
+
+    For a syntax error in the file it is the line of that. Empty if the file is not in it.
+    """
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -246,10 +253,16 @@ class _Files(MetaPathFinder):
     """Finds the files of plugins by their module names from `_file_module`."""
 
     def find_spec(self, fullname: str, *_context: object) -> ModuleSpec | None:
-        head, _, quoted = fullname.partition(f"{__name__}.")
-        if head or not quoted.endswith("%2Epy"):
+        """Return how to import a plugin file; None for the name of any other module.
+
+        Args:
+            fullname: Name of a module, see `_file_module`.
+            *_context: What Python's import system adds; not used.
+        """
+        head, _, quoted_path = fullname.partition(f"{__name__}.")
+        if head or not quoted_path.endswith("%2Epy"):
             return None
-        path = unquote(quoted)
+        path = unquote(quoted_path)
         return importlib.util.spec_from_file_location(
             fullname, path, loader=_Source(fullname, path)
         )

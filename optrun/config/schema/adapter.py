@@ -142,12 +142,13 @@ def _expect_names(key: str, value: object, *, pattern: bool) -> None:
         expect_pattern(key, value)
         return
     expected = "a list of module names, or null"
-    if pattern:
-        expected = "a list of module names, a regular expression, or null"
-    are_names = isinstance(value, list | tuple) and all(
+    is_valid = isinstance(value, list | tuple) and all(
         isinstance(name, str) and name for name in value
     )
-    expect(are_names and (bool(value) or not pattern), key, value, expected)
+    if pattern:
+        expected = "a list of module names, a regular expression, or null"
+        is_valid = is_valid and bool(value)
+    expect(is_valid, key, value, expected)
 
 
 SCHEMAS: dict[str, type[AdapterConfig]] = {

@@ -8,7 +8,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config import registry
 from optrun.config.schema.checks import build
 
-SCHEMAS: Mapping[str, type[Any]] = registry.own("callback", {})
+SCHEMAS: Mapping[str, type[Any]] = registry.add_builtin("callback", {})
 """Rows of callbacks: name to schema and `module:attribute` of the class.
 
 Others come by registration.

@@ -38,7 +38,15 @@ def expect(condition: bool, key: str, value: object, expected: str, hint: str = 
 
 
 def expecting(check: Check) -> Callable[[str, object], None]:
-    """Turn the TypeError and ValueError of a check into ConfigError."""
+    """Make a function `refuse(key, value)` from a checker that raises TypeError or ValueError.
+
+    The function raises ConfigError with the same message instead, and returns nothing.
+
+    Example:
+        >>> expecting(positive)("data.weight", -1)
+        Traceback (most recent call last):
+        optrun.base.errors.ConfigError: data.weight=-1: expected a number above 0.
+    """
 
     def refuse(key: str, value: object) -> None:
         try:
@@ -58,11 +66,11 @@ expect_positive = expecting(positive)
 
 
 def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
-    """Build an instance of a schema from unchecked values.
+    """Build an instance of a schema from unchecked values, converted as on the command line.
 
     Args:
         schema: A dataclass.
-        values: Field to value.
+        values: Field to value; the others keep their defaults.
         key: Put before the fields in messages, such as `data`.
 
     Raises:

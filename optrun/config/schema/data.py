@@ -19,7 +19,7 @@ TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 
 
 def _encoding(name: str, value: str) -> str:
-    """Check for a text encoding known to Python."""
+    """Return the name of a text encoding known to Python; ValueError for any other."""
     try:
         codec = codecs.lookup(value)
     except (LookupError, ValueError):
@@ -472,7 +472,7 @@ def mixed_eval_name(source: str, set_name: str) -> str:
     return source
 
 
-SCHEMAS: Mapping[str, type[DataConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[DataConfig]] = registry.add_builtin(
     "data",
     {
         "stdlib": (StdlibConfig, "optrun.data.stdlib:load_stdlib"),

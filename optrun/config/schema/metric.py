@@ -52,7 +52,7 @@ class PredictionError(Correlation):
     MODE = "min"
 
 
-SCHEMAS = registry.own(
+SCHEMAS = registry.add_builtin(
     "metric",
     {
         "accuracy": (OfClasses, "optrun.task.metrics:accuracy"),

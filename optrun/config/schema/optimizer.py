@@ -71,8 +71,19 @@ AdjustLr = StrEnum("AdjustLr", ["original", "match_rms_adamw"])
 DECAY_FORMS = ("documented", "paddlenlp", "paddlenlp-2.2")
 
 
-def _names(name: str, value: object) -> Any:
-    """Check for a mapping from parameter names to names with a layer number, or None."""
+def _layer_names(name: str, value: object) -> Any:
+    """Check for a mapping from parameter names to names with a layer number, or None.
+
+    Args:
+        name: Key or keyword of the mapping, for messages.
+        value: Such as `{"backbone.3.weight": "encoder.layers.3.weight"}`.
+
+    Returns:
+        A copy of the mapping; None for None.
+
+    Raises:
+        TypeError: The value is no mapping, is empty, or has a name that is no text.
+    """
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
@@ -145,7 +156,7 @@ class AdamWDLConfig(TwoMoments):
     layerwise_decay: Positive = 1.0
     """Factor from one layer to the next below; 1 leaves layers to param_groups."""
     n_layers: WholeNumber = 12
-    name_dict: Annotated[Any, _names] = None
+    name_dict: Annotated[Any, _layer_names] = None
     """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed
     null) from parameter names to names of the form `encoder.layers.<number>`; null: the names
     themselves.
@@ -357,7 +368,7 @@ class PytorchOptimizerConfig(OptimizerConfig):
     """Its own keywords; an unknown one is an error."""
 
 
-SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.add_builtin(
     "optimizer",
     {
         "lamb": (LambConfig, "optrun.optimizer.lamb:Lamb"),

@@ -47,13 +47,9 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         >>> merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}})
         {'a': 1, 'b': {'c': 1, 'd': 3}}
     """
-    both = {
-        key: merged(below[key], above[key])
-        for key in below
-        if _nested(below, key) and _nested(above, key)
-    }
-    return {**below, **above, **both}
-
-
-def _nested(values: Mapping[str, object], key: str) -> bool:
-    return isinstance(values.get(key), Mapping)
+    result = dict(below)
+    for key, value in above.items():
+        inner: Any = below.get(key)
+        is_nested = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(inner, value) if is_nested else value
+    return result

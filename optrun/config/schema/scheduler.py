@@ -257,7 +257,7 @@ class PlateauConfig(FloorConfig):
     """Evaluations after a reduction that are not counted."""
 
 
-SCHEMAS: Mapping[str, type[SchedulerConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[SchedulerConfig]] = registry.add_builtin(
     "scheduler",
     {
         "constant": (ConstantConfig, "optrun.scheduler.builders:constant"),

@@ -161,7 +161,7 @@ class SequenceClassificationConfig(ClassesConfig):
 
     @property
     def main_metric(self) -> str:
-        """Accuracy, the linear correlation, or f1 over all labels of all examples."""
+        """Name the metric of `problem_type`: accuracy, pearson for numbers, f1_micro for sets."""
         if self.of_numbers:
             return "pearson"
         if self.of_sets:
@@ -170,7 +170,7 @@ class SequenceClassificationConfig(ClassesConfig):
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """Of the problem type."""
+        """Name the metrics of every evaluation, by `problem_type`; none for sets of labels."""
         if self.of_numbers:
             return ("mse", "mae", "pearson", "spearman")
         if self.of_sets:
@@ -262,7 +262,7 @@ class EmbeddingConfig(TaskConfig):
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """Of the scores."""
+        """Name the correlations of pairs with scores; none for other losses."""
         if self.of_numbers:
             return ("spearman", "pearson")
         return ()
@@ -318,7 +318,7 @@ class ImageClassificationConfig(ClassesConfig):
         return {"image_size": self.image_size}
 
 
-SCHEMAS: Mapping[str, type[TaskConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[TaskConfig]] = registry.add_builtin(
     "task",
     {
         "causal_lm": (CausalLmConfig, "optrun.task.causal_lm:CausalLm"),

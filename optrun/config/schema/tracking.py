@@ -63,7 +63,7 @@ class MlflowConfig(TrackingConfig):
     experiment: str
 
 
-SCHEMAS: Mapping[str, type[TrackingConfig]] = registry.own(
+SCHEMAS: Mapping[str, type[TrackingConfig]] = registry.add_builtin(
     "tracker",
     {
         "none": (NoTrackingConfig, "optrun.training.trackers:NoTracker"),
