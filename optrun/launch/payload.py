@@ -69,11 +69,10 @@ class Payload:
         """
         point = None
         if resume is not None:
-            paths = {
-                key: None if getattr(resume, key) is None else str(getattr(resume, key))
-                for key in _PATHS
-            }
-            point = {**asdict(resume), **paths}
+            point = asdict(resume)
+            for key in _PATHS:
+                if point[key] is not None:
+                    point[key] = str(point[key])
         return cls(
             command_line={key: getattr(request, key) for key in CommandLine.__dataclass_fields__},
             values=dict(request.values),
@@ -88,12 +87,12 @@ class Payload:
     def facts(self) -> dict[str, object]:
         """Map dotted names to values for comparison across ranks: configuration and plugins.
 
-        Of the run directory only the name counts: machines may mount it at different paths.
+        Such as `lr`, `hydra.run.dir` (only its name: machines may mount the folder at different
+        paths) and `plugin my_lion.py`, whose value is the digest of its code.
         """
         facts = {key: value for key, value in flat(self.values).items() if key not in _SETTLED}
         for record in self.plugins:
             facts[f"plugin {record.get('plugin')}"] = record.get("sha256")
-        # The name alone: machines may have mounted the folder at different paths.
         facts["hydra.run.dir"] = Path(self.run_dir).name
         return facts
 
@@ -109,10 +108,11 @@ class Payload:
             saved_since: Whether the run has saved since its first start. If not, it continues from
                 the checkpoint that the user named, if any.
         """
-        point = self.resume or {"checkpoint": None, "started_from": None}
-        checkpoint = None if saved_since else point["checkpoint"]
-        saves = bool(self.values["checkpoint"]["enabled"])
-        point = {**point, "checkpoint": checkpoint, "saved": saves, "notes": []}
+        point = {"checkpoint": None, "started_from": None, **(self.resume or {})}
+        if saved_since:
+            point["checkpoint"] = None  # the newest
+        point["saved"] = bool(self.values["checkpoint"]["enabled"])
+        point["notes"] = []  # the first start has shown them
         return replace(self, resume=point)
 
     def request(self) -> Request:
@@ -134,7 +134,8 @@ class Payload:
 
         if self.resume is None:
             return None
-        paths = {
-            key: None if self.resume[key] is None else Path(self.resume[key]) for key in _PATHS
-        }
-        return ResumePoint(**{**self.resume, **paths})
+        point = dict(self.resume)
+        for key in _PATHS:
+            if point[key] is not None:
+                point[key] = Path(point[key])
+        return ResumePoint(**point)

@@ -65,7 +65,7 @@ _UNCONFIRMED = (
     " newest one that is."
 )
 _AGREED_CODES = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
-"""Exit codes with which all ranks end together."""
+"""Exit codes with which all ranks end together, since they decided it in a collective."""
 _LOOK_SECONDS = 0.2
 """Seconds between two checks whether rank 0 still runs."""
 _MESSAGE_LENGTH = 3000
@@ -157,14 +157,16 @@ def take_part(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome |
     ):
         end = RankEnd(rank.launched.rank, EXIT_DONE)
         outcome = None
+        # Every error becomes the end of this rank; the error of the run is raised below.
         try:
             outcome = _train(rank, payload, rendezvous)
         except OptrunError as error:
             end = _describe_end(rank, error, error.exit_code)
             if not rank.is_main:  # goes to its log; rank 0 prints to the terminal
                 sys.stderr.write(f"optrun: {printable(end.message)}\n")
-        except BaseException as error:  # reported below, together with the ends of other ranks
+        except BaseException as error:
             end = _describe_end(rank, error, EXIT_FAILED)
+            # A traceback on the terminal only if rank 0 itself is the cause.
             is_only_consequence = rank.is_main and end.lost_rank
             if not is_only_consequence or os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
@@ -176,7 +178,10 @@ def take_part(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome |
 
 
 def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
-    """Build the report on the end of this rank from its error."""
+    """Build the report on the end of this rank from the error that ended it, and an exit code.
+
+    The message of an error that is not optrun's begins with its type, and is one line.
+    """
     text = str(error) or type(error).__name__
     if isinstance(error, OptrunError):
         message = text
@@ -284,14 +289,15 @@ def _watching_others(rank: Rank, rendezvous: Rendezvous, timeout_seconds: float)
     killed: set[int] = set()
 
     def kill_hung(silent: dict[int, RankStatus]) -> None:
-        hung = find_hung(silent, timeout_seconds, rank.launched.local_size)
-        new = hung.keys() - killed
-        killed.update(new)
-        for local_rank in new:
-            end = hung[local_rank]
+        """Kill ranks; silent: number of the rank on this machine -> its last heartbeat."""
+        end_by_rank = find_hung(silent, timeout_seconds, rank.launched.local_size)
+        newly_hung = end_by_rank.keys() - killed
+        killed.update(newly_hung)
+        for local_rank in newly_hung:
+            end = end_by_rank[local_rank]
             with contextlib.suppress(LostRankError):
                 rendezvous.send("end", asdict(end), end.rank)
-        for local_rank in new:
+        for local_rank in newly_hung:
             kill(silent[local_rank])
 
     with Watchdog(rank.heartbeats, timeout_seconds, kill_hung):
@@ -309,13 +315,17 @@ def _dead_ranks(rank: Rank) -> dict[int, str]:
 def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEnd]:
     """Report how this rank ended, and collect the ends of other ranks.
 
-    - Rank 0 collects the ends that are reported already.
-    - A rank of a launcher that only lost another rank waits 10 s for the ends of all.
-    - If all ranks end together (`_AGREED_CODES`), the others wait for rank 0, which has its summary
-      and curves to write: a launcher kills all ranks as soon as one exits with another code than 0.
-      Rank 0 then waits until they have read its end.
+    The report goes to the rendezvous, and to the optrun process that started this rank. Then:
 
-    If rank 0 is gone before it reported, this rank has failed, too.
+    - A rank of a launcher that only lost another rank waits 10 s for the ends of all, since one of
+      them is the cause.
+    - Rank 0 collects the ends that are reported already. If all ranks end together
+      (`_AGREED_CODES`), it also waits until the others have read its end.
+    - If all ranks end together, the others wait for the end of rank 0, which has its summary and
+      curves to write: a launcher kills all ranks as soon as one exits with another code than 0.
+    - Any other rank waits for nothing.
+
+    If rank 0 is gone before it reported, a rank that ended well has failed, too.
 
     Returns:
         The end of this rank, and the others that are known.
@@ -328,19 +338,21 @@ def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEn
         rendezvous.send("end", asdict(end))
     ends: dict[int, PlainDict] = {}
     seeks_cause = end.lost_rank and not rank.is_watched
+    ends_together = end.code in _AGREED_CODES
     try:
         if rank.is_main or seeks_cause:
             ends = _collect_ends(rank, rendezvous, PARTING_SECONDS if seeks_cause else 0.0)
-        elif end.code in _AGREED_CODES:
+            if rank.is_main and ends_together:
+                _await_confirmations(rank, rendezvous)
+        elif ends_together:
             ends = _await_end_of_main(rank, rendezvous)
-        if rank.is_main and end.code in _AGREED_CODES:
-            _await_confirmations(rank, rendezvous)
     except LostRankError:
         if end.code == EXIT_DONE and not rank.is_main:
             end = RankEnd(end.rank, EXIT_FAILED, _UNCONFIRMED, lost_rank=True)
             if rank.is_watched:
                 _write_end(rank, end)
-    return [end, *(RankEnd(**theirs) for number, theirs in ends.items() if number != end.rank)]
+    others = [RankEnd(**values) for number, values in ends.items() if number != end.rank]
+    return [end, *others]
 
 
 def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[int, PlainDict]:
@@ -353,16 +365,19 @@ def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[in
         rendezvous: Holds the reports, under the key `end`.
         seconds: How long to wait; 0: return the ends that are reported already.
 
+    Returns:
+        Rank -> the fields of its `RankEnd`; ranks without a report are left out.
+
     Raises:
         LostRankError: The store is gone.
     """
     deadline = time.monotonic() + seconds
     while True:
-        # In this order: a rank may report its end and die in between.
-        gone = {} if rank.is_watched else _dead_ranks(rank)
+        # The dead first: a rank may report its end and die in between.
+        dead = {} if rank.is_watched else _dead_ranks(rank)
         ends = rendezvous.collect("end", range(rendezvous.size), min(seconds, _LOOK_SECONDS))
-        for number in gone.keys() - ends.keys():
-            ends[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
+        for number in dead.keys() - ends.keys():
+            ends[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=dead[number]))
             rendezvous.send("end", ends[number], number)
         if len(ends) == rendezvous.size or time.monotonic() >= deadline:
             return ends
@@ -371,15 +386,20 @@ def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[in
 def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, PlainDict]:
     """Wait for the end of rank 0, and confirm it; empty if rank 0 dies without a report.
 
+    Also empty if the timeout of the rendezvous passes first.
+
+    Returns:
+        0 -> the fields of its `RankEnd`.
+
     Raises:
         LostRankError: The store is gone, perhaps with the machine that held it.
     """
     deadline = time.monotonic() + rendezvous.timeout
     ends: dict[int, PlainDict] = {}
     while not ends and time.monotonic() < deadline:
-        gone = 0 in _dead_ranks(rank)  # first: rank 0 may report its end and die in between
-        ends = rendezvous.collect("end", [0], 0.0 if gone else _LOOK_SECONDS)
-        if gone:
+        is_dead = 0 in _dead_ranks(rank)  # first: rank 0 may report its end and die in between
+        ends = rendezvous.collect("end", [0], 0.0 if is_dead else _LOOK_SECONDS)
+        if is_dead:
             break
     if ends:
         with contextlib.suppress(LostRankError):  # rank 0 may have left already
@@ -420,10 +440,11 @@ def leave(code: int) -> int:
 
 
 def main() -> int:
-    """Run the payload of the starting optrun process.
+    """Run the payload of the optrun process that started this rank.
 
     Returns:
-        The exit code for torch's launcher; the own one is in the report on the end of the rank.
+        The exit code for torch's launcher, see `_code_for_torch`; the exit code of optrun is in
+        the report on the end of the rank.
     """
     heartbeats, payload_file = map(Path, sys.argv[1:])
     own_launch = launched(os.environ)

@@ -78,20 +78,22 @@ def refuse_unfit(
             f"distributed={distributed.name}: ranks share files in memory, which needs Linux;"
             f" this is {sys.platform}. distributed=none trains in one process."
         )
-    if launched is not None:
+    if launched is None:
+        local_ranks = nproc(config)
+        all_ranks = local_ranks
+        key = f"training.nproc_per_node={nproc_per_node}"
+    else:
         _refuse_keys_of_launcher(typed, launched, resumes=resumes)
-    local_ranks = launched.local_size if launched is not None else nproc(config)
-    refuse_composed(config, launched.size if launched is not None else local_ranks)
+        local_ranks = launched.local_size
+        all_ranks = launched.size
+        key = f"{launched.launcher}: {local_ranks} ranks"
+    refuse_composed(config, all_ranks)
     devices = device_count(config)
     # With srun --gpus-per-task=1 each rank sees only its own device.
     has_own_device = launched is not None and devices == 1
     if devices is not None and local_ranks > devices and not has_own_device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "CUDA devices" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
-        if launched is None:
-            key = f"training.nproc_per_node={nproc_per_node}"
-        else:
-            key = f"{launched.launcher}: {local_ranks} ranks"
         raise ConfigError(
             f"{key}: more ranks than devices: this machine has {devices} ({seen}). Start at most"
             f" {devices} ranks, or add training.device=cpu."

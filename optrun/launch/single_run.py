@@ -66,33 +66,34 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     Raises:
         OptrunError: As `execute`. If the run is refused before it began, its files are removed.
     """
-    request = build_request(
-        command_line, cfg, command_line.overrides
-    )  # refused before a directory is made
+    # 1. Refuse what cannot run, before a directory is made.
+    request = build_request(command_line, cfg, command_line.overrides)
+    # `resume=auto` has found nothing here, and will find the run if the command is repeated.
     resumes = cfg.resume is not None or any(
         key_of(token) == "resume" for token in command_line.argv
-    )  # auto has found nothing
+    )
     refuse_unfit(request.config, command_line.overrides, caller.launched, resumes=resumes)
     refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
     if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):
         folder = unused_path(folder)
     refuse_used(folder)
-    ended: list[Outcome | Exception] = []
+    results: list[Outcome | Exception] = []  # one, from the job
 
     def job(_: DictConfig) -> None:
-        """Keep an error, and do not raise it.
+        """Run, and keep the outcome or the error.
 
-        `hydra.core.utils.JobReturn` would print a message of its own.
+        For an error that is raised `hydra.core.utils.JobReturn` would print a message of its own.
         """
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
         try:
-            ended.append(execute(request, run, caller))
+            results.append(execute(request, run, caller))
         except Exception as error:
             if isinstance(error, ConfigError):  # any other may be about a run of another process
                 forget_unbegun(run)
-            ended.append(error)
+            results.append(error)
 
+    # 2. Run as a job of Hydra, which writes `.hydra/`.
     _mark_as_ours(RunDir(folder))
     try:
         hydra.run(
@@ -103,10 +104,10 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     except Exception:
         forget_unbegun(RunDir(folder))
         raise
-    (end,) = ended
-    if isinstance(end, Exception):
-        raise end
-    return end
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def execute(
@@ -114,8 +115,8 @@ def execute(
 ) -> Outcome:
     """Train in a run directory and show the result.
 
-    In this process; with `distributed=ddp` or `fsdp` as the leader of ranks that a launcher has
-    started, else on ranks that optrun starts.
+    With `distributed=none` in this process; with `ddp` or `fsdp` as the leader of ranks that a
+    launcher has started, or without a launcher on ranks that optrun starts.
 
     Raises:
         OptrunError: As `optrun.runner.train.train`.
