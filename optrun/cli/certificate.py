@@ -95,12 +95,17 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
 
     Raises:
         ConfigError: An override names a run to branch from or to resume, or is for Hydra.
+
+    Example:
+        >>> overrides, notes = with_forced(["lr=0.1", "seed=7"], {"seed": "0"})
+        >>> overrides, notes
+        (['lr=0.1', 'seed=0'], ['seed=7: certify takes seed=0'])
     """
     unchanged = []
     notes = []
     for token in overrides:
         key = key_of(token)
-        forced_key = key if key in forced else key.partition(".")[0]
+        forced_key = key if key in forced else key.partition(".")[0]  # the key, or its group
         if key == BRANCH_FROM:
             raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):

@@ -77,7 +77,8 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
     """Compose the configuration with the preset of a dialect; typed values win over the preset.
 
     If no optimizer is named and the default one lacks the dialect, the first optimizer with it is
-    taken, and a note says so.
+    taken, and a note says so. `optimizer=lamb` with the dialect `timm` is composed as
+    `optimizer=lamb optimizer.dialect=timm`.
 
     Returns:
         The composed request, and the notes.
@@ -97,6 +98,7 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
         if key_of(token) in ("resume", "branch_from") or is_hydra(token):
             raise ConfigError(f"{token}: certify starts and resumes no run here; leave it out.")
     notes: list[str] = []
+    # The first optimizer with the dialect; None if `dialect` is an optimizer of a plugin.
     family = family_of(dialect)
     names_optimizer = is_typed("optimizer", overrides) or command_line.names_config
     default_has_dialect = dialect in DIALECTS[DEFAULT_CHOICE]
@@ -109,6 +111,7 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
             f"parametrization={request.config.parametrization.name}: a dialect is compared at one"
             " size; leave it out. optrun certify transfer checks a parametrization."
         )
+    # `optimizer.dialect` is a key of the chosen optimizer only if that has the dialect.
     choice = choice_of(request.config.optimizer)
     if family is not None and family != dialect:
         _refuse_dialect_of_another(choice, dialect, family)

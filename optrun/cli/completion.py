@@ -16,7 +16,9 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
     """Complete the last token of a line by Hydra, and the first one also by the verbs.
 
-    Empty if the line has an error: its message would break the prompt.
+    For `optrun expl` the list is `["explain"]`, for `optrun optimizer=la` it is
+    `["optimizer=lamb", "optimizer=lazy_adam"]`. Nothing of Hydra's if the line has an error: its
+    message would break the prompt.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
@@ -26,12 +28,15 @@ def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
     tokens = line.split()[1:]
     unfinished = "" if line[-1:].isspace() or not tokens else tokens[-1]
     is_first_token = tokens in ([], [unfinished])
+
+    # 1. Leave the verb and its paths out: Hydra completes keys alone.
     if tokens and tokens[0] in VERBS and not is_first_token:
-        # Hydra completes keys; it knows neither the verb nor its paths.
         finished = tokens[1:-1] if unfinished else tokens[1:]
         tokens = [token for token in finished if "=" in token]
         if unfinished:
             tokens.append(unfinished)
+
+    # 2. Ask Hydra, which reads the line from COMP_LINE and prints its answer.
     answer = io.StringIO()
     with (
         contextlib.suppress(Exception, SystemExit),
@@ -39,10 +44,11 @@ def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
         contextlib.redirect_stderr(io.StringIO()),
     ):
         tokens = plugins.take(tokens)
-        # Hydra reads the line from there.
         blank_at_end = "" if unfinished else " "
         os.environ["COMP_LINE"] = " ".join(["optrun", *tokens]) + blank_at_end
         hydra.shell_completion(config_name=config_name, overrides=["query=bash"])
+
+    # 3. Keep what continues the unfinished token.
     offered = set(answer.getvalue().split())
     if is_first_token:
         offered |= set(VERBS)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,9 +77,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         )
     if args.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR continues a run.")
-    for at, token in enumerate([] if args.help else args.overrides):
-        _refuse_blanks(args.overrides, at)
-        _refuse_bare(token, [*args.overrides, ""][at + 1])
+    words = [] if args.help else args.overrides  # `--help lr` takes bare words
+    for at, (word, next_word) in enumerate(pairwise([*words, ""])):
+        _refuse_blanks(words, at)
+        _refuse_bare(word, next_word)
     return args
 
 
@@ -108,7 +110,9 @@ def _refuse_bare(word: str, next_word: str) -> None:
         next_word: The word after it; empty at the end.
 
     Raises:
-        ConfigError: The message suggests what to type.
+        ConfigError: The message suggests what to type: the first guess that fits, of a verb in the
+            wrong place, a YAML file, another dash, `KEY VALUE`, a word of another program, and
+            what `_suggest_command` finds.
     """
     if "=" in word or word.startswith("~"):
         return

@@ -37,6 +37,7 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     with _recorded_interrupts() as interrupts:
         try:
             return verb(argv)
+        # An error that is not returned here was caused by an interrupt, see below.
         except KeyboardInterrupt:
             pass
         except OptrunError as error:
@@ -127,7 +128,8 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 def _located(error: OptrunError, argv: list[str]) -> str:
     """Put the position of the cause, if it is known, before the message of an error.
 
-    The position is a line of the user's YAML file, for a value that was not typed, or of a plugin.
+    The position is a line of the user's YAML file, for a ConfigError on a value that was not typed,
+    or of a plugin: `lr=-1: expected ...` becomes `mine.yaml, line 2: lr=-1: expected ...`.
     """
     message = str(error)
     position = None

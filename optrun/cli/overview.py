@@ -28,7 +28,7 @@ eval "$(optrun -sc install=bash)"  completion in bash
 
 
 def overview(config_folder: str | None) -> str:
-    """Write the text of `optrun` without arguments: commands, verbs and choices.
+    """Write the text of `optrun --help`: commands, verbs and choices.
 
     Args:
         config_folder: A folder of the user's own choices, `--config-dir`.
@@ -51,7 +51,11 @@ def overview(config_folder: str | None) -> str:
 
 
 def groups(config_folder: str | None) -> dict[str, list[str]]:
-    """Map each group to its choices, including the user's own, in order."""
+    """Map each group to its choices, including the user's own; both in alphabetical order.
+
+    Args:
+        config_folder: A folder of the user's own choices, `--config-dir`.
+    """
     from optrun.config import registry
 
     names_by_group: dict[str, set[str]] = {

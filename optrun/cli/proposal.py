@@ -196,7 +196,8 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
 def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     """Describe the rows with three examples, and add the task and its columns to the draft.
 
-    If the task is not clear from the rows but was typed, nothing is added.
+    If another task was typed than the rows show, or the task is not clear from the rows but was
+    typed, nothing is added.
 
     Raises:
         ConfigError: The task is not clear from the rows, and none was typed.
@@ -218,10 +219,11 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     else:
         columns = roles.columns.items()
         described = [f"{name} ({key.removesuffix('_column')})" for key, name in columns]
-        say("columns", ", ".join(described))
+        say("columns", ", ".join(described))  # such as: text (text), verdict (label)
         task = f"task={roles.task}"
         draft.add(task)
         if task in draft.overrides:  # else the user typed another task
+            # Only these read named columns; `text` is the column that they read by default.
             if draft.proposed["data"] in ("files", "hub"):
                 for key, name in columns:
                     if key.endswith("_column") and name != "text":

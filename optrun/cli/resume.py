@@ -83,13 +83,16 @@ def _start_over(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Ca
             f"{run.path}: this run was killed before it noted how it was started. Repeat its"
             f" command with {shell.quote(run_dir_token)}."
         )
-    recipe, tokens = recorded
+    recipe, recorded_tokens = recorded
     _refuse_other_recipe(command_line, run, recipe)
+    # 1. The recorded overrides that are not changed, then the changes.
     changes = _changes(command_line)
     changed_keys = {override.key_or_group for override in changes.parsed}
-    recorded_line = replace(command_line, overrides=tokens)
-    unchanged = recorded_line.without(*changed_keys, "resume", "model.trust_remote_code").overrides
-    tokens = [*unchanged, *changes.overrides, run_dir_token]
+    # Trust in the code of a model is given on each command line anew.
+    replaced_keys = (*changed_keys, "resume", "model.trust_remote_code")
+    unchanged = replace(command_line, overrides=recorded_tokens).without(*replaced_keys)
+    tokens = [*unchanged.overrides, *changes.overrides, run_dir_token]
+    # 2. The run.
     again = replace(command_line, config_name=recipe, overrides=tokens)
     checked, cfg = compose_new(hydra, again, caller.console)
     rebase_paths(cfg, original_cwd(run.hydra))
@@ -200,8 +203,10 @@ def _names_trunk(value: object, run_trunk: str | None) -> bool:
         run_trunk: `branch_from` of the run.
     """
     trunk = Trunk.parse(run_trunk)
-    if value is None or trunk is None:
-        return value is None and trunk is None
+    if value is None:
+        return trunk is None
+    if trunk is None:
+        return False
     typed_trunk = Trunk.parse(str(value))
     if typed_trunk is None:  # a folder without a digest
         return trunk.folder.is_relative_to(Path(str(value)).resolve())

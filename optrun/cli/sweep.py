@@ -127,7 +127,7 @@ def sweep(
         from optrun.sweeper.search import Search
 
         search = Search(hydra, compose, options, contenders)
-        plan = _Plan(command, options, [], search, search.tuned())
+        plan = _Plan(command, options, jobs=[], search=search, tuned=search.tuned())
         seeds = search.seeds()
     else:
         points: list[list[str]] = []
@@ -146,7 +146,7 @@ def sweep(
     def write_report(folder: Path, exit_code: int) -> SweepVerdict:
         from optrun.report.build import report
 
-        is_brief = confirms and exit_code != EXIT_STOPPED_EARLY  # the confirmation has its own
+        is_brief = confirms and exit_code != EXIT_STOPPED_EARLY  # a confirmation's report follows
         return report([folder], console=caller.console, brief=is_brief).verdict
 
     outcome = _run(plan, cfg, caller, write_report)
@@ -371,6 +371,7 @@ def _contenders(
 ) -> list[Contender]:
     """Build the contenders of one grid, with checked overrides.
 
+    A contender is one optimizer with its own keys, or with no `search.OPTIMIZER.KEY` all of them.
     The command line wins over the grid, and the grid over `params` and `search` of the file.
 
     Args:
@@ -385,10 +386,10 @@ def _contenders(
             raise ConfigError(
                 f"{token}: optrun names the folders of jobs itself; hydra.sweep.dir=DIR moves all."
             )
-    of_file = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
-    of_grid = jobs_of.param_overrides(grid, "hydra.sweeper.grids")
+    in_file = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
+    in_grid = jobs_of.param_overrides(grid, "hydra.sweeper.grids")
     typed = [token for token in command.overrides if not overrides.is_hydra(token)]
-    tokens = jobs_of.merged(jobs_of.merged(of_file, of_grid), typed)
+    tokens = jobs_of.merged(jobs_of.merged(in_file, in_grid), typed)
     search_tokens = list(filter(overrides.is_search, tokens))
     common_tokens = [token for token in tokens if not overrides.is_search(token)]
     check = partial(forks.checked, sweep=True)

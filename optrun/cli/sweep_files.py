@@ -80,8 +80,9 @@ def contents_of(values: PlainMapping) -> dict[str, dict[str, str]]:
 
     Returns:
         `KEY=PATH` -> name -> size and digest of each file of the path, which may be a folder or a
-        glob. No files for a path that does not exist, such as a name on the hub. The key is `sizes
-        of KEY=PATH`, without digests, for streams and data sets in folders, which are too large.
+        glob: `{"data.train=rows.csv": {"rows.csv": "1,204 bytes, digest 0123456789abcdef"}}`. No
+        files for a path that does not exist, such as a name on the hub. For streams and data sets
+        in folders, which are too large, the key is `sizes of KEY=PATH`, and there are no digests.
     """
     # Not callbacks, since the run may write their files.
     keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]

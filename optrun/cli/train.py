@@ -52,13 +52,18 @@ def run(argv: list[str]) -> int:
     Returns:
         The exit code.
     """
+    # 1. The launcher: ranks above 0 follow.
     parser = hydra_options.parser()
     args = hydra_options.parse(parser, argv)
     rank_info = launched(os.environ)
-    if rank_info is not None and rank_info.rank:
-        return _follow(rank_info, argv, args)
     if rank_info is not None:
         _refuse_alone(rank_info, args)
+        if rank_info.rank > 0:
+            # Rank 0 alone answers options such as `--help`.
+            if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
+                return EXIT_DONE
+            return _join(rank_info, argv, args.overrides)
+    # 2. Options that print an answer.
     command_line = CommandLine.of(argv, args.overrides, args.config_name, args.config_dir)
     hydra = store.open_hydra(command_line.config_dir)
     if hydra_services.answer(hydra, parser, args, command_line):
@@ -69,6 +74,7 @@ def run(argv: list[str]) -> int:
         _show(hydra, command_line, args, sweeps=sweeps)
         return EXIT_DONE
 
+    # 3. The run or the sweep.
     def train_or_sweep(leader: Leader | None = None) -> int:
         from rich.console import Console
 
@@ -117,28 +123,17 @@ def _show(
     hydra_services.show(hydra, line.config_name, checked, args)
 
 
-def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> int:
-    """Run as a rank above 0, with work from rank 0.
-
-    Options such as `--help` are answered by rank 0 alone.
-    """
-    _refuse_alone(rank_info, args)
-    if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
-        return EXIT_DONE
-    return _join(rank_info, argv, args.overrides)
-
-
 def _refuse_alone(rank_info: Launched, args: argparse.Namespace) -> None:
-    """Refuse several processes unless the command line may start distributed training.
+    """Refuse several processes if each would train alone, before anything is composed.
 
-    A recipe, a folder of choices, and a launcher such as torchrun may still ask for it; that is
-    checked after composition.
+    Overrides `distributed=` and `resume=`, a recipe and a folder of choices may ask for distributed
+    training. With one of them, and under torchrun, this is checked after composition.
     """
-    may_be_distributed = any(
+    is_in_overrides = any(
         token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides
     )
-    composes = args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ
-    if rank_info.size > 1 and not may_be_distributed and not composes:
+    is_checked_later = args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ
+    if rank_info.size > 1 and not is_in_overrides and not is_checked_later:
         from optrun.launch.rank_checks import refuse_one_process
 
         refuse_one_process(rank_info)
