@@ -16,7 +16,8 @@ from optrun.data.source import Source, Split, cut
 def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     """Read the rows, and hold back evaluation rows if the source has none.
 
-    A source with evaluation rows keeps them. `data.eval_fraction=0` holds back none.
+    A source with evaluation rows keeps them. Rows that are held back are the only evaluation set,
+    whose name is empty; with `data.eval_fraction=0` it has no rows. A note says so.
 
     Args:
         config: The data choice.
@@ -30,25 +31,27 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     if isinstance(config, MixtureConfig):
         return _load_mixture(config, seed=seed, documents=documents)
     source = _call_reader(config, documents=documents)
+    # 1. The reader brought evaluation rows.
     if source.eval_sets:
         _check_eval_sets(config, source)
         return source
+    # 2. None are wanted.
     train = source.train
     if config.eval_fraction == 0:
-        source.eval_sets = {"": Split(train.rows.select([]), f"{train.key} (held out)")}
+        no_rows = train.rows.select([])
+        source.eval_sets = {"": Split(no_rows, f"{train.key} (held out)")}
         source.notes.append("data.eval_fraction=0: trained on all rows, evaluated on none")
         return source
-    source.train, evaluation, note = cut(
-        train, config.eval_fraction, seed=seed, documents=documents
-    )
-    source.eval_sets = {"": evaluation}
+    # 3. Hold some back.
+    source.train, held_out, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
+    source.eval_sets = {"": held_out}
     source.cut_from_train = True
     source.notes.append(note)
     return source
 
 
 def _call_reader(config: DataConfig, *, documents: bool) -> Source:
-    """Read the rows with the function registered for the choice.
+    """Read the rows with the function that optrun or a plugin has registered for the choice.
 
     Raises:
         ConfigError: The reader returns no `Source`, or one without training rows.
@@ -74,17 +77,19 @@ def _check_eval_sets(config: DataConfig, source: Source) -> None:
     Raises:
         ConfigError: A name that cannot be used in metrics, or a set without rows.
     """
-    if list(source.eval_sets) != [""]:
-        eval_set_names(source.eval_sets)
+    is_single_unnamed = list(source.eval_sets) == [""]
+    if not is_single_unnamed:
+        eval_set_names(source.eval_sets)  # raises for a wrong name
     for split in source.eval_sets.values():
-        if not len(split.rows) and config.eval_fraction:
+        if config.eval_fraction and not len(split.rows):
             raise ConfigError(f"data={config.name}: {split.key} has no rows to evaluate on.")
 
 
 def _load_mixture(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
     """Read each source of a mixture as it would be read alone.
 
-    Keys of splits become `data.mixture.NAME.KEY`, and notes begin with the name of their source.
+    Keys of splits become `data.mixture.NAME.KEY`: `data.train` of a source `code` is then
+    `data.mixture.code.train`. Notes begin with the name of their source.
 
     Raises:
         ConfigError: A source cannot be read; the message names it.
@@ -95,7 +100,7 @@ def _load_mixture(config: MixtureConfig, *, seed: int, documents: bool) -> Mixed
             sources[name] = load_source(source_config, seed=seed, documents=documents)
         for split in sources[name].splits:
             split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
-    first = next(iter(sources.values()))
+    first = next(iter(sources.values()))  # a mixture has at least one source
     notes = []
     for name, source in sources.items():
         notes += [f"{name}: {note}" for note in source.notes]

@@ -157,9 +157,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
     On disks without locks, or that cannot be written, the context runs without one: two processes
     may then make the same entry, and the first rename counts. Heartbeats are sent all the while.
+
+    The lock is a file beside the entry, `.making-KEY.lock`, with the name of the process in it. It
+    is deleted at the end.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # no locks on this disk, or nothing can be written
+        # An error means that this disk has no locks, or cannot be written: go on without one.
+        with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
             path = folder.parent / f".making-{folder.name[:16]}.lock"
             lock = stack.enter_context(path.open("a+")).fileno()
@@ -201,8 +205,10 @@ def _take_lock(lock: int, folder: Path) -> None:
 def _send_heartbeats_while_files_grow(folder: Path) -> Iterator[None]:
     """Send heartbeats inside this context while the size of a new entry grows.
 
-    A thread looks at the sizes of its files, since some libraries write for minutes without calling
-    back.
+    A thread adds up the sizes of its files once a second, since some libraries write for minutes
+    without calling back.
+
+    folder: The entry; its files are in `.making-KEY-...` beside it until they are complete.
     """
     is_over = threading.Event()
 
@@ -234,6 +240,7 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
     Raises:
         StorageError: The disk refused while `make` wrote.
     """
+    # 1. Take the entry if there is one; else make a folder to work in, `.making-KEY-...`.
     try:
         if folder.is_dir():
             damage = _describe_damage(folder, key)
@@ -242,30 +249,32 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
             _discard(folder, damage)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _delete_leftovers(folder.parent)
-        unnamed = Path(tempfile.mkdtemp(prefix=f".making-{folder.name[:16]}-", dir=folder.parent))
-    except OSError:
-        unnamed = Path(tempfile.mkdtemp(prefix="optrun-"))
-        atexit.register(shutil.rmtree, unnamed, ignore_errors=True)
-    is_in_cache = unnamed.parent == folder.parent
+        prefix = f".making-{folder.name[:16]}-"
+        work_folder = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    except OSError:  # the cache cannot be written
+        work_folder = Path(tempfile.mkdtemp(prefix="optrun-"))
+        atexit.register(shutil.rmtree, work_folder, ignore_errors=True)
+    is_in_cache = work_folder.parent == folder.parent
+    # 2. Fill it, and rename it to the entry.
     try:
-        make(unnamed)
+        make(work_folder)
         if not is_in_cache:
-            return unnamed
-        _publish(unnamed, folder, key)
+            return work_folder
+        _publish(work_folder, folder, key)
     except OSError as error:
         if error.errno not in _DISK_REFUSED:
             raise
         raise StorageError(
-            f"{unnamed.parent}: the cache cannot be written: {error.strerror}. Make room, or set"
-            " OPTRUN_CACHE to another folder."
+            f"{work_folder.parent}: the cache cannot be written: {error.strerror}. Make room, or"
+            " set OPTRUN_CACHE to another folder."
         ) from error
     finally:
-        if is_in_cache:
-            shutil.rmtree(unnamed, ignore_errors=True)
+        if is_in_cache:  # nothing of it is left if it was renamed
+            shutil.rmtree(work_folder, ignore_errors=True)
     return folder
 
 
-def _publish(unnamed: Path, folder: Path, key: str) -> None:
+def _publish(work_folder: Path, folder: Path, key: str) -> None:
     """Write the checksums of a new entry, flush its files, and rename it to `folder`.
 
     If another process was first, its entry stays.
@@ -273,15 +282,15 @@ def _publish(unnamed: Path, folder: Path, key: str) -> None:
     Raises:
         OSError: The disk refused.
     """
-    sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(unnamed.iterdir())}
-    (unnamed / _SEAL).write_text(_seal_of(unnamed, key, sums), encoding="utf-8")
-    for path in unnamed.iterdir():
+    sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(work_folder.iterdir())}
+    (work_folder / _SEAL).write_text(_seal_of(work_folder, key, sums), encoding="utf-8")
+    for path in work_folder.iterdir():
         with open_file(path) as file:
             os.fsync(file.fileno())
     try:
-        unnamed.rename(folder)
+        work_folder.rename(folder)
     except OSError:
-        if not folder.is_dir():  # then the disk refused
+        if not folder.is_dir():  # no other process was first: the disk refused
             raise
 
 
@@ -303,6 +312,7 @@ def cached_result(
     """
     if key is None:
         return compute()
+    # 1. What the result was computed from, which is recorded beside it.
     name = key
     state: list[int] = []
     origin: dict[str, object] = {"key": key}
@@ -311,11 +321,14 @@ def cached_result(
         name = digest(str(file), key)
         state = file_state(file)
         origin = {"file": str(file), "state": state}
+    # 2. Read it, if the recorded origin is the same; compute it again if it cannot be read.
     cache_file = cache_dir() / "known" / f"{name[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content: dict[str, Result] = read_json(cache_file)
-        if origin.items() <= content.items():
+        has_same_origin = origin.items() <= content.items()
+        if has_same_origin:
             return content["found"]
+    # 3. Compute it, and keep it unless the file may have changed while it was read.
     start_time = time.time()
     result = compute()
     if file is not None:
@@ -425,23 +438,24 @@ def _discard(folder: Path, damage: str) -> None:
     Raises:
         OSError: It cannot be renamed.
     """
-    unnamed = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
+    leftover = folder.with_name(f".making-{folder.name[:16]}-{os.getpid()}")
     _discarded.append(
         f"{folder}: this part of the cache was damaged ({damage}); it is discarded and made again"
     )
     with contextlib.suppress(FileNotFoundError):  # another process did so
-        folder.rename(unnamed)
-    shutil.rmtree(unnamed, ignore_errors=True)
+        folder.rename(leftover)
+    shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete unfinished entries of killed processes.
+    """Delete the unfinished entries of killed processes in a folder, and their locks.
 
-    Only those older than a day, whose lock no process holds.
+    Only those that are older than a day, and whose lock no process holds.
     """
     for path in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile
-            if time.time() - path.stat().st_mtime < _ABANDONED_SECONDS or _is_being_made(path):
+            is_young = time.time() - path.stat().st_mtime < _ABANDONED_SECONDS
+            if is_young or _is_being_made(path):
                 continue
             if path.is_file():
                 path.unlink()
@@ -450,13 +464,15 @@ def _delete_leftovers(folder: Path) -> None:
 
 
 def _is_being_made(leftover: Path) -> bool:
-    """Tell whether a process holds the lock of an entry, `.making-NAME.lock`.
+    """Tell whether a process holds the lock of an entry, `.making-KEY.lock`.
 
-    leftover: That lock, or the folder `.making-NAME-...` of the entry.
+    leftover: That lock, or the folder `.making-KEY-...` of the entry, which is being filled or
+    deleted.
     """
     lock = leftover
     if leftover.suffix != ".lock":
-        lock = leftover.with_name(f"{leftover.name.rpartition('-')[0]}.lock")
+        name, _, _ = leftover.name.rpartition("-")
+        lock = leftover.with_name(f"{name}.lock")
     if not lock.exists():
         return False
     try:

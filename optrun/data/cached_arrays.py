@@ -78,15 +78,18 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     unmarked_rows = [np.zeros(0, dtype=np.int64)]
     first = 0
     while first < row_count:
-        # The rows `first` to `end` hold up to a million values together, or are a single row.
-        end = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
+        # 1. Take the rows from `first` up to `end`: as many as hold a million values together, at
+        #    least one row, and at most a million (empty) rows.
+        last_offset = offsets[first] + _PIECE
+        end = int(np.searchsorted(offsets, last_offset, side="right")) - 1
         end = min(row_count, max(first + 1, end), first + _PIECE)
+        # 2. Count the marked values of each row but for its first value: the difference of two
+        #    running totals, at the row's end and at its second value.
         borders = np.asarray(offsets[first : end + 1]) - offsets[first]
         is_marked = marks[offsets[first] : offsets[end]] != 0
-        # The marked values of a row are the difference of two running totals.
         marked_before = np.concatenate([[0], np.cumsum(is_marked, dtype=np.int64)])
         row_ends = borders[1:]
-        second_values = np.minimum(borders[:-1] + 1, row_ends)
+        second_values = np.minimum(borders[:-1] + 1, row_ends)  # of an empty row its end
         counts = marked_before[row_ends] - marked_before[second_values]
         unmarked_rows.append(first + np.flatnonzero(counts == 0))
         first = end

@@ -112,9 +112,11 @@ class ChatColumns:
 def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
     """Find the columns of chats by the keys, else by usual names.
 
-    `data.target_column` and `data.text_column` name completions and prompts; without the second a
-    column `prompt` is needed. `data.messages_column`, or `data.text_column` alone, names a column
-    of turns.
+    1. `data.target_column` names completions. Their prompts are in the column of
+       `data.text_column`, by default in `prompt`.
+    2. `data.messages_column`, or `data.text_column` alone, names a column of turns.
+    3. Without these keys the columns of exactly one layout must be there, such as `messages`, or
+       `instruction` and `output`; `task.layout` decides between several.
 
     Args:
         source: Has the keys. Its training rows say the columns of a split without rows.
@@ -131,6 +133,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     target = named_column(source.columns, "target_column", split)
     turns = named_column(source.columns, "messages_column", split)
     _refuse_beside_turns(source)
+    # 1. Prompts and completions.
     if target is not None:
         _expect_layout(layout_key, ChatLayout.prompt_completion, f"data.target_column={target}")
         if text is None and "prompt" not in split.rows.column_names:
@@ -140,6 +143,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
         return _with_optional_columns(
             split, ChatLayout.prompt_completion, (text or "prompt", target)
         )
+    # 2. A column of turns.
     key = "data.messages_column"
     if turns is None:
         key = "data.text_column"
@@ -148,6 +152,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
         layout = layout_key if layout_key is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(layout_key, layout, f"{key}={turns}")
         return _with_optional_columns(split, layout, (turns,))
+    # 3. Usual names.
     usual = _layout_of_columns(split, layout_key)
     return _with_optional_columns(split, usual, _REQUIRED_COLUMNS[usual])
 
@@ -214,7 +219,11 @@ def _expect_layout(layout_key: ChatLayout | None, layout: ChatLayout, key: str) 
 def _with_optional_columns(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
     """Add the split's optional columns to the required ones, and mark all as read.
 
-    A column `label` of something else than wanted answers is none of them.
+    Args:
+        split: The rows.
+        layout: Decides the optional columns: `tools`, `system`, and so on. A column `label` counts
+            only if it says which answers are wanted, as in KTO.
+        names: The required columns.
     """
     optional = []
     for name in (*_OPTIONAL_COLUMNS.get(layout, ()), _TOOLS, _TEMPLATE_KWARGS, _HISTORY):
@@ -251,7 +260,7 @@ def chats(
         ConfigError: With the first row that has no assistant's turn, an unknown role, an empty
             completion, or cells of another kind.
     """
-    return read_rows(split, columns.all, lambda cells, row: chat_of(cells, columns, roles, row))
+    return read_rows(split, columns.all, lambda cells, row: read_chat(cells, columns, roles, row))
 
 
 def read_rows(
@@ -282,28 +291,41 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
 def question_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
     """Find the columns of questions for a model to answer; rows need no answers.
 
-    A column that `data.text_column` names has prompts if the run was trained on prompts and
-    completions, unless it has the usual name of a column of turns; else it has chats. Without a
-    key, exactly one layout must have its first column among the columns.
+    1. `data.messages_column` names a column of turns.
+    2. `data.text_column` names a column of prompts if the run was trained on prompts and
+       completions, unless the column is called `messages` or `conversations`; else one of turns.
+    3. Without these keys exactly one layout must have its first column: `messages`, `prompt`,
+       `instruction` or `conversations`; `task.layout` decides between several.
+
+    Args:
+        source: Has the keys.
+        split: Where the columns must be; they are marked as read.
+        layout_key: `task.layout`; None: it is not set.
+
+    Returns:
+        The layout, with the column of the questions alone as its `names`.
 
     Raises:
         ConfigError: A named column is missing, the columns of no layout or of several ones are
             there, or a column of turns is named beside others.
     """
     _refuse_beside_turns(source)
+    # 1. A column of turns.
     turns = named_column(source.columns, "messages_column", split)
     if turns is not None:
         return _with_optional_columns(split, ChatLayout.messages, (turns,))
+    # 2. A column of prompts or of turns.
     text = named_column(source.columns, "text_column", split)
     if text is not None:
         was_trained_on_pairs = (
             layout_key is ChatLayout.prompt_completion
             or getattr(source.columns, "target_column", None) is not None
         )
-        named_layout = ChatLayout.messages
+        text_layout = ChatLayout.messages
         if was_trained_on_pairs and text not in _USUAL_TURNS:
-            named_layout = ChatLayout.prompt_completion
-        return _with_optional_columns(split, named_layout, (text,))
+            text_layout = ChatLayout.prompt_completion
+        return _with_optional_columns(split, text_layout, (text,))
+    # 3. Usual names.
     fitting = [
         layout
         for layout, names in _REQUIRED_COLUMNS.items()
@@ -341,16 +363,26 @@ def _read_question(
 ) -> Chat | str:
     """Read the turns before the last answer of a row, or its text.
 
+    Args:
+        cells: The values of the row by column.
+        columns: From `question_columns`.
+        roles: Roles that a turn may have.
+        row: The number of the row, from 0.
+
     Raises:
         Unreadable: There is no turn to answer, or a cell of another kind.
     """
     question = cells.get(columns.names[0])
+    # 1. Alpaca's columns: instruction and input.
     if columns.layout is ChatLayout.alpaca:
         any_answer = "-"  # the row needs none, and it is dropped here
         chat = _read_alpaca((question, any_answer), cells, _read_tools(cells), row)
         return Chat(chat.turns[:-1], None, chat.tools, row)
+    # 2. A text.
     if isinstance(question, str):
         return question
+    # 3. Turns. A prompt may end with an answer that the model is to continue; of a chat the last
+    #    answer is what was to be said.
     turns = _read_turns(question, roles, "chat")
     if not turns:
         raise Unreadable("has no turn to answer.")
@@ -366,6 +398,9 @@ def _read_question(
 def chat_texts(source: Source, split: Split) -> Iterator[str]:
     """Yield every text of the columns of chats, named or usual ones, to train a vocabulary.
 
+    Columns of all layouts are read, and optional ones such as `system` and `tools`: every text at
+    any depth of a cell.
+
     Raises:
         ConfigError: There are no columns of chats.
     """
@@ -378,7 +413,7 @@ def chat_texts(source: Source, split: Split) -> Iterator[str]:
         if name is not None:
             names.add(name)
     if not names:
-        chat_columns(source, split, None)  # raises the error
+        chat_columns(source, split, None)  # raises: it finds no columns either
     columns = sorted(names)
     for batch in split.rows.select_columns(columns).iter(batch_size=1000):
         for name in columns:
@@ -401,10 +436,13 @@ class Unreadable(Exception):
     """An unreadable row; the message follows the number of the row in a sentence."""
 
 
-def chat_of(
+def read_chat(
     cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int | None
 ) -> Chat | Plain:
     """Read one row as a conversation, or as two texts if prompt and completion are texts.
+
+    Example: `{"messages": [{"role": "user", "content": "2 + 2?"}, ...]}` is a Chat with these
+    turns; `{"prompt": "2 + 2 =", "completion": " 4"}` is a Plain.
 
     Args:
         cells: Its values by column; other columns are not read.
@@ -417,7 +455,8 @@ def chat_of(
     """
     values = tuple(cells.get(name) for name in columns.names)
     tools = _read_tools(cells)
-    refuse_unread(cells)
+    refuse_ignored_cells(cells)
+    # 1. Alpaca's columns.
     if columns.layout is ChatLayout.alpaca:
         return _read_alpaca(values, cells, tools, row)
     if cells.get(_HISTORY):
@@ -425,18 +464,20 @@ def chat_of(
             f"has earlier turns in a column {_HISTORY}, which is only read beside instruction and"
             " output. Write all turns into one list, or leave the column out."
         )
+    # 2. A prompt and its completion, both texts or both turns.
     if columns.layout is ChatLayout.prompt_completion:
         prompt, completion = values
         name = columns.names[1]
         if isinstance(prompt, str) or isinstance(completion, str):
             return _read_plain(prompt, completion, name, cells, row)
-        turns = _read_turns(prompt, roles, "prompt")
+        prompt_turns = _read_turns(prompt, roles, "prompt")
         answer = _read_turns(completion, roles, name)
         if not answer:
             raise Unreadable(f"has an empty {name}: nothing to learn from it. Leave such rows out.")
         _expect_answers(answer, name)
-        turns = _with_system(turns, cells)
-        return Chat([*turns, *answer], len(turns), tools, row)
+        prompt_turns = _with_system(prompt_turns, cells)
+        return Chat([*prompt_turns, *answer], len(prompt_turns), tools, row)
+    # 3. All turns in one column, `messages` or ShareGPT's `conversations`.
     turns = _read_turns(values[0], roles, "chat")
     if not turns:
         raise Unreadable("has no turns at all. Leave such rows out.")
@@ -444,10 +485,10 @@ def chat_of(
     return Chat(_with_system(turns, cells), None, tools, row)
 
 
-def refuse_unread(cells: Cells) -> None:
-    """Refuse `chat_template_kwargs` with a value and `label: false`.
+def refuse_ignored_cells(cells: Cells) -> None:
+    """Refuse a row with cells that change what should be learnt, but that optrun does not read.
 
-    optrun reads neither, and both change what should be learnt.
+    These are `chat_template_kwargs` with a value, and `label: false`.
 
     Raises:
         Unreadable: The row has one of them.
@@ -524,8 +565,9 @@ def _read_alpaca(
 ) -> Chat:
     """Make a chat of Alpaca's columns: instruction and input are the question, output the answer.
 
-    With an input the question also has the keys `instruction` and `input`, for templates that write
-    the two apart. An empty instruction is a question without text.
+    The content of the question is the instruction, then an empty line and the input if there is
+    one. With an input the question also has the keys `instruction` and `input`, for templates that
+    write the two apart. An empty instruction is a question without text.
 
     Args:
         values: Instruction and output, two cells.
@@ -613,6 +655,7 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
             f'has no turn {number} as {{"role": ..., "content": ...}}: {cell_repr(value)}.'
         )
     turn: Message = _without_nulls(value)
+    # A key such as `weight` may stand there if it changes nothing: true and 1.0 are equal to 1.
     for key in _LOSS_KEYS:
         if turn.pop(key, 1) != 1:
             raise Unreadable(
@@ -632,7 +675,9 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
 
 
 def _pop_role(turn: Message, number: int, roles: frozenset[str]) -> Any:
-    """Take the role out of a turn. Of ShareGPT's turns `value` becomes `content`.
+    """Take the role out of a turn, and return it. Of ShareGPT's turns `value` becomes `content`.
+
+    Example: `{"from": "human", "value": "Hi"}` becomes `{"content": "Hi"}`; the role is `user`.
 
     Args:
         turn: The turn; changed in place.
@@ -736,8 +781,10 @@ def _read_tools(cells: Cells) -> list[Message] | None:
     """
     value = cells.get(_TOOLS)
     if isinstance(value, str):
+        if not value.strip():
+            return None
         try:
-            value = parse_json(value.encode(), "tools") if value.strip() else None
+            value = parse_json(value.encode(), "tools")
         except ValueError:
             raise Unreadable(
                 f"has {cell_repr(value)} as tools, which is not JSON. Write a list of JSON schemas."

@@ -39,6 +39,8 @@ _BY_NAMES = (
     ("sft", ("instruction", "output"), ("input", "system", "history")),
 )
 """Task, columns that it needs, and columns that it takes in beside them."""
+_BINARY_NAME = re.compile(r"[A-Za-z]\w*(?<!_column)")
+"""A name that needs no quotes in a list, and that is not taken for a key such as `text_column`."""
 _SEVERAL_LABELS = "task.problem_type=multi_label_classification"
 _GUESSED = ("sequence_classification", "seq2seq_lm", "causal_lm")
 """Tasks that are recognised by values alone. They are doubtful if texts would not be read."""
@@ -61,9 +63,11 @@ class Roles:
 
 
 def roles_of(rows: Dataset) -> Roles:
-    """Recognise the task of a table by its first 1,000 rows; it needs at least one.
+    """Recognise the task of a table, and the roles of its columns, by its first 1,000 rows.
 
-    Usual names of columns come first, then tags, images, pairs of texts, labels, and texts alone.
+    The table needs at least one row. The first fit wins: columns with the usual names of a task,
+    words with tags, images with labels, a text and the text to produce, texts with labels, and
+    texts alone.
 
     Raises:
         ConfigError: The columns fit no task, or the guess is doubtful.
@@ -95,10 +99,11 @@ def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
         ConfigError: With the reasons, and the keys that confirm the guess.
     """
     reasons = []
+    read_columns = roles.columns.values()
     for name, values in columns.items():
         if values and all(map(_is_json_text, values)):
             reasons.append(f"{name} holds lists or objects written as JSON text")
-        if name not in roles.columns.values() and any(map(_has_text_inside, values)):
+        if name not in read_columns and any(map(_has_text_inside, values)):
             reasons.append(f"{name} holds texts in lists or objects, which nothing would read")
     if not reasons:
         return
@@ -125,6 +130,11 @@ def _recognise_by_names(columns: Columns) -> Roles | None:
     """Recognise the first task of `_BY_NAMES` whose required columns exist; None: there is none.
 
     If a task requires a single column, that must hold lists, as chats are.
+
+    Example:
+        >>> roles = _recognise_by_names({"chosen": ["a"], "rejected": ["b"], "id": [1]})
+        >>> roles.task, list(roles.columns)
+        ('preference', ['chosen', 'rejected'])
     """
     for task, required, optional in _BY_NAMES:
         if not set(required) <= set(columns):
@@ -140,17 +150,24 @@ def _recognise_tagged(columns: Columns) -> Roles | None:
     """Recognise a column of word lists and one of tag lists with equal lengths in each row.
 
     Columns with usual names come first. None: there is no such pair.
+
+    Example:
+        >>> columns = {"words": [["a", "dog"], ["it"]], "pos": [[0, 1], [2]], "ids": [[0], [1]]}
+        >>> _recognise_tagged(columns).columns
+        {'text_column': 'words', 'label_column': 'pos'}
     """
-    lengths = {
-        name: list(map(len, values)) for name, values in columns.items() if _are_lists(values)
-    }
-    texts = [name for name in lengths if all(map(_is_text_list, columns[name]))]
-    for text in (*USUAL_WORDS, *texts):
-        if text not in lengths:
+    # The length of the list in each row, for each column of lists.
+    lengths: dict[str, list[int]] = {}
+    for name, values in columns.items():
+        if _are_lists(values):
+            lengths[name] = list(map(len, values))
+    word_columns = [name for name in lengths if all(map(_is_text_list, columns[name]))]
+    for words in (*USUAL_WORDS, *word_columns):
+        if words not in lengths:
             continue
         for tags in (*_TAGS, *lengths):
-            if text != tags and lengths[text] == lengths.get(tags):
-                return Roles("token_classification", {"text_column": text, "label_column": tags})
+            if tags != words and lengths.get(tags) == lengths[words]:
+                return Roles("token_classification", {"text_column": words, "label_column": tags})
     return None
 
 
@@ -173,6 +190,12 @@ def _recognise_seq2seq(columns: Columns) -> Roles | None:
     """Recognise a text and the text to produce, by usual names of both columns.
 
     None: one of them is missing, or the second column holds classes.
+
+    Example:
+        >>> _recognise_seq2seq({"article": ["a b", "c d"], "summary": ["a", "c"], "id": [1, 2]})
+        >>> columns = {"article": ["a b c", "d e f", "g"], "summary": ["a", "d", "h"]}
+        >>> _recognise_seq2seq(columns).columns
+        {'text_column': 'article', 'target_column': 'summary'}
     """
     texts = [name for name, values in columns.items() if _are_texts(values)]
     sources = usual_columns(_SOURCES, texts)
@@ -187,19 +210,27 @@ def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
 
     Two texts need usual names, such as `premise` and `hypothesis`. Labels with fractions are a
     regression.
+
+    Example:
+        >>> roles = _recognise_classes({"text": ["good", "bad"], "stars": [4.5, 1.0]}, "stars")
+        >>> roles.columns, roles.overrides
+        ({'text_column': 'text', 'label_column': 'stars'}, ['task.problem_type=regression'])
     """
     texts = [name for name in columns if name != label and _are_texts(columns[name])]
     if label is None or not texts:
         return None
+    # 1. Two texts with usual names, else one.
     roles = {"text_column": _text_column(texts, columns)}
     for pair in _PAIRS:
         names = usual_columns(pair, texts)
         if len(names) == 2:
             roles = {"text_column": names[0], "text_pair_column": names[1]}
             break
+    # 2. Their label, a class or a number.
     roles["label_column"] = label
     overrides = []
-    if are_numbers(columns[label]) and any(float(str(value)) % 1 for value in columns[label]):
+    labels = columns[label]
+    if are_numbers(labels) and any(float(str(value)) % 1 != 0 for value in labels):
         overrides.append("task.problem_type=regression")
     return Roles("sequence_classification", roles, overrides)
 
@@ -208,23 +239,32 @@ def _recognise_texts(columns: Columns) -> Roles | None:
     """Recognise a text with several labels, else texts alone; None: there is no column of texts.
 
     Several labels are lists in a column with a usual name, or at least two columns of 0 and 1 whose
-    names can be written as keys.
+    names can be written in `data.label_columns`.
+
+    Example:
+        >>> columns = {"comment": ["nice", "oh no"], "toxic": [0, 1], "rude": [1, 0]}
+        >>> _recognise_texts(columns).overrides
+        ['data.label_columns=[toxic,rude]', 'task.problem_type=multi_label_classification']
+        >>> _recognise_texts({"comment": ["nice", "oh no"]}).task
+        'causal_lm'
     """
     texts = [name for name in columns if _are_texts(columns[name])]
     if not texts:
         return None
     text = _text_column(texts, columns)
-    lists = [
-        name for name in usual_columns(LABEL_NAMES, list(columns)) if _are_lists(columns[name])
-    ]
-    if lists:
-        roles = {"text_column": text, "label_column": lists[0]}
+    # 1. A list of labels in each row.
+    label_names = usual_columns(LABEL_NAMES, list(columns))
+    label_lists = [name for name in label_names if _are_lists(columns[name])]
+    if label_lists:
+        roles = {"text_column": text, "label_column": label_lists[0]}
         return Roles("sequence_classification", roles, [_SEVERAL_LABELS])
+    # 2. A column of 0 and 1 for each label.
     binary = [name for name in columns if {str(value) for value in columns[name]} == {"0", "1"}]
-    if len(binary) > 1 and all(re.fullmatch(r"[A-Za-z]\w*(?<!_column)", name) for name in binary):
+    if len(binary) > 1 and all(map(_BINARY_NAME.fullmatch, binary)):
         roles = {"text_column": text} | {name: name for name in binary}
         keys = [f"data.label_columns=[{','.join(binary)}]", _SEVERAL_LABELS]
         return Roles("sequence_classification", roles, keys)
+    # 3. Texts alone.
     return Roles("causal_lm", {"text_column": text})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.chat_tasks import ChatLayout
@@ -15,8 +16,8 @@ from optrun.data.chat import (
     Plain,
     Unreadable,
     cells_of,
-    chat_of,
     leaves,
+    read_chat,
     read_rows,
 )
 from optrun.data.columns import named_column
@@ -98,15 +99,18 @@ def preferences(
     Raises:
         ConfigError: A row is no pair; the message names the first such row.
     """
-    return read_rows(split, columns.names, lambda cells, row: pair_of(cells, columns, roles, row))
+    return read_rows(split, columns.names, lambda cells, row: read_pair(cells, columns, roles, row))
 
 
-def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
+def read_pair(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
     """Read one row as the chosen and the rejected side, each a prompt and its answer.
 
     If there is no column of prompts, or the prompt is a text beside answers in turns, the common
     beginning of both answers is the prompt: turns, or characters of texts, as in TRL's
     `extract_prompt`.
+
+    Example: `{"chosen": "2 + 2 = 4", "rejected": "2 + 2 = 5"}` without a column of prompts is the
+    prompt `2 + 2 =` with the answers ` 4` and ` 5`.
 
     Args:
         cells: The values of the row by column.
@@ -118,20 +122,20 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
         Unreadable: The answers are not two texts or two lists, or there is no prompt.
     """
     prompt = None if columns.prompt is None else cells[columns.prompt]
-    chosen = cells[CHOSEN]
-    rejected = cells[REJECTED]
-    prompt_is_inside = columns.prompt is None
-    if isinstance(chosen, list) and isinstance(rejected, list):
-        prompt_is_inside = prompt_is_inside or isinstance(prompt, str)
-        if prompt_is_inside and _common_prefix_length(chosen, rejected) == 0:
-            raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
-    elif not (isinstance(chosen, str) and isinstance(rejected, str)):
+    chosen: Any = cells[CHOSEN]
+    rejected: Any = cells[REJECTED]
+    are_turns = isinstance(chosen, list) and isinstance(rejected, list)
+    are_texts = isinstance(chosen, str) and isinstance(rejected, str)
+    if not are_turns and not are_texts:
         raise Unreadable(
             f"has {type(chosen).__name__} and {type(rejected).__name__} as {CHOSEN} and {REJECTED},"
             " where two texts or two lists of turns are expected."
         )
-    if prompt_is_inside:
+    # Cut the prompt off both answers if it is inside of them.
+    if columns.prompt is None or (are_turns and isinstance(prompt, str)):
         length = _common_prefix_length(chosen, rejected)
+        if are_turns and length == 0:
+            raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
         prompt = chosen[:length]
         chosen = chosen[length:]
         rejected = rejected[length:]
@@ -161,11 +165,11 @@ def _read_side(
         row: The number of the row, from 0; None: it is of a stream.
 
     Raises:
-        Unreadable: As `chat_of`.
+        Unreadable: As `read_chat`.
     """
     names = (PROMPT, f"{name} answer")
     columns = ChatColumns(ChatLayout.prompt_completion, names, (TOOLS, SYSTEM))
-    return chat_of({PROMPT: prompt, names[1]: answer, **optional}, columns, roles, row)
+    return read_chat({PROMPT: prompt, names[1]: answer, **optional}, columns, roles, row)
 
 
 def preference_texts(source: Source) -> Iterator[str]:

@@ -17,9 +17,9 @@ from optrun.data.chat import (
     Plain,
     Unreadable,
     chat_columns,
-    chat_of,
     chat_texts,
     chats,
+    read_chat,
 )
 from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
@@ -272,7 +272,7 @@ class Sft(ChatTask):
 
         def encode_row(row: Row) -> Example:
             try:
-                chat = chat_of(row, columns, self.roles, None)
+                chat = read_chat(row, columns, self.roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             chat = self._check_streamed(split, chat)
