@@ -124,15 +124,13 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """
     with open_file(path, limit=LINES_BYTES) as file:
         number = 0
-        line = file.readline(LINE_BYTES + 1)
-        while line:
+        while line := file.readline(LINE_BYTES + 1):
             number += 1
             if len(line) > LINE_BYTES:
                 raise _refusal(
                     f"{path}: line {number:,}", f"more than {LINE_BYTES:,} bytes", "shorter lines"
                 )
             yield line
-            line = file.readline(LINE_BYTES + 1)
 
 
 def parse_json(content: bytes, where: object) -> Any:

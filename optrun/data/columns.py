@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base import shell
-from optrun.base.errors import ConfigError, nearest
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.first_values import (
     guess_label_column,
@@ -75,7 +75,7 @@ def refuse_unused(columns: ColumnsConfig | None, used: Collection[str], task: st
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
-    """Build the error for a missing column, with all columns and the nearest names.
+    """Build the error for a missing column; its message has all columns and the nearest names.
 
     Args:
         key: What names the column, such as `data.text_column`.
@@ -83,13 +83,10 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
         split: Where it is missing.
     """
     column_names = split.rows.column_names
-    close = nearest(name, column_names)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    problem = f"{split.key} has no column {name}. Columns: {', '.join(column_names)}."
     if split.key.startswith("data.eval"):
-        hint += " It needs the column names of data.train."
-    return ConfigError(
-        f"{key}={name}: {split.key} has no column {name}. Columns: {', '.join(column_names)}.{hint}"
-    )
+        problem += " It needs the column names of data.train."
+    return ConfigError(f"{key}={name}: {problem} {did_you_mean(name, column_names, '')}".rstrip())
 
 
 def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
@@ -110,10 +107,14 @@ def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str |
 
 
 def unread_columns(source: Source, task: str) -> list[str]:
-    """Write a sentence for each split with columns unread by its task.
+    """Write a sentence for each split with columns unread by its task, for the user.
 
     A column that was named for the training rows is not named again for evaluation rows. A split
-    is skipped if it has no rows, or if its task finds columns in another way than by their names.
+    is skipped if it has no rows, or if its task finds columns in another way than by their names,
+    so that none is marked as read.
+
+    Returns:
+        Such as `data.train: not read by task=causal_lm: id, source`.
     """
     sentences = []
     named_before: set[str] = set()
@@ -130,6 +131,8 @@ def unread_columns(source: Source, task: str) -> list[str]:
 def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]) -> str:
     """Find the column that a key names, else the only one with a usual name; mark it as read.
 
+    The message of an error guesses a column of labels.
+
     Args:
         source: Has the keys.
         split: Where the column must be.
@@ -139,6 +142,7 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
     Raises:
         ConfigError: There is none, or several.
     """
+    # 1. The column of the key.
     name = named_column(source.columns, key, split)
     if name is not None:
         return name
@@ -147,9 +151,11 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
         raise ConfigError(
             f"{split.key} has only texts, and this task needs {noun}s. Take data=files or data=hub."
         )
+    # 2. The only column with a usual name.
     columns = usual_columns(usual, split.rows.column_names)
     if len(columns) == 1:
         return split.mark_read(columns[0])
+    # 3. Neither: say what might help.
     advice = "optrun start FILE guesses it."
     # A stream has no `num_rows`, and its rows are not read for a guess.
     if usual == USUAL_LABELS and getattr(split.rows, "num_rows", False):
@@ -191,7 +197,8 @@ def _is_header_a_row(split: Split) -> bool:
     """Tell whether the names of the columns look like a row of a file without a header.
 
     They do if a name is a fraction and another is no number, or if a column of texts has its own
-    name among its first 1,000 cells. Usual names, such as `text`, are always a header.
+    name among its first 1,000 cells. Usual names, such as `text`, are always a header. Example:
+    `0.5` and `good`, or a column `good` with the cells `bad, good, bad`.
     """
     columns = split.rows.column_names
     if usual_columns(USUAL_IN_HEADERS, columns):
@@ -208,9 +215,10 @@ def _is_header_a_row(split: Split) -> bool:
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
     """Find the text column, and mark it as read.
 
-    It is the one of `data.text_column`, else the only one of texts, else the one with a usual name.
-    If evaluation rows lack the column that the key names, their only column of texts is read, and a
-    note says so. For a split without rows the column of the training rows is returned.
+    It is the one of `data.text_column`, else the only one of texts, else the one with a usual name:
+    `text`, `sentence` or `content`. If evaluation rows lack the column that the key names, their
+    only column of texts is read, and a note says so. For a split without rows the column of the
+    training rows is returned.
 
     Args:
         source: Has the keys, and takes notes.
@@ -223,29 +231,33 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     """
     if not len(split.rows):
         split = source.train
-    name = source.columns.text_column if source.columns is not None else None
     candidates = [column for column in _list_text_columns(split.rows) if column not in taken]
+    # 1. Evaluation rows without the column of the key.
+    name = source.columns.text_column if source.columns is not None else None
     is_missing = name is not None and same_column(name, split.rows.column_names) is None
     if is_missing and split is not source.train and len(candidates) == 1:
         source.notes.append(
             f"{split.key} has no column {name!r}, so its only text column {candidates[0]!r} is read"
         )
         return split.mark_read(candidates[0])
+    # 2. Rows without a key.
     column = named_column(source.columns, "text_column", split)
     if column is None:
-        column = _usual_text(split, taken, candidates)
-    elif column in taken:
+        return split.mark_read(_usual_text(split, taken, candidates))
+    # 3. The column of the key.
+    if column in taken:
         raise ConfigError(
             f"data.text_column={column}: {split.key} has its labels or targets there, not its"
             " texts."
         )
-    return split.mark_read(column)
+    return column
 
 
 def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[str]) -> str:
     """Return the only column of texts, else the one with a usual name.
 
-    A column with a usual name that holds objects or lists makes the only column of texts doubtful.
+    A column with a usual name that holds objects or lists makes the only column of texts doubtful:
+    of rows such as `{"text": {"en": "a"}, "id": "x1"}` the texts are hardly those of `id`.
 
     Args:
         split: The rows.
@@ -262,6 +274,7 @@ def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[
     usual = usual_columns(USUAL_TEXTS, candidates)
     if len(usual) == 1:
         return usual[0]
+    # It is not clear: say why.
     if not candidates:
         problem = "no column of texts"
         for name in USUAL_TEXTS:
@@ -291,12 +304,13 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         ConfigError: The named column is missing or holds no lists of texts; or no key names one,
             and there is no column of such lists, or several.
     """
-    name = named_column(source.columns, "text_column", split)
     candidates = []
     for column, feature in split.rows.features.items():
         item_type = getattr(getattr(feature, "feature", None), "dtype", None)
         if column != labels and item_type in _TEXT_TYPES:
             candidates.append(column)
+    name = named_column(source.columns, "text_column", split)
+    # 1. The column of the key.
     if name is not None:
         if name in candidates:
             return name
@@ -304,6 +318,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         message = (
             f"data.text_column={name}: task=token_classification expects lists of words there."
         )
+    # 2. The only column of lists of texts, else the only one with a usual name.
     else:
         if len(candidates) != 1:
             candidates = usual_columns(USUAL_WORDS, candidates)
@@ -315,6 +330,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
             f"data.text_column is needed: {split.key} has no single column of word lists. "
             f"{columns_in_words(split.rows)}"
         )
+    # 3. Neither: advise on the format if the rows have no lists at all.
     if not any(hasattr(feature, "feature") for feature in split.rows.features.values()):
         message += " Lists are read from json, jsonl and parquet, and from data=hub."
     raise ConfigError(message)
@@ -371,7 +387,8 @@ def is_image_path(cell: object) -> bool:
 def _list_text_columns(rows: Dataset) -> list[str]:
     """List the columns of type text.
 
-    Columns whose first 100 texts are all numbers or empty are listed only if there are no others.
+    Columns whose first 100 texts are all numbers or empty are listed only if there are no others:
+    csv has texts alone, and a column `id` of 1, 2, 3 is no text to learn.
     """
     with_words = []
     with_numbers = []
@@ -400,7 +417,7 @@ def refuse_mixed(split: Split, column: str) -> None:
 
     Kinds are text, number, boolean, object and list; a missing value has none. Items are compared
     over all lists of the column together. Cells are only read if the type of the column allows
-    several kinds.
+    several kinds. Refused are the cells `1` and `"a"`, and the lists `[1]` and `["a"]`.
 
     Raises:
         ConfigError: The message has the first value, and the first value of another kind.

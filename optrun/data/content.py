@@ -85,7 +85,18 @@ def chunks_of(path: Path) -> Iterator[bytes]:
 
 
 def write_as_utf8(path: Path, encoding: str, folder: Path) -> Path:
-    """Write a text, unpacked and as UTF-8, to a new file in a folder, and return the file."""
+    """Write a text, unpacked and as UTF-8, to a new file in a folder, and return the file.
+
+    Args:
+        path: The text; it may be compressed.
+        encoding: Its encoding, as `codecs` knows it.
+        folder: Where the file is written; made if it is missing. The name is that of the text
+            without the ending of a compression, behind a digest of its path, so that texts of
+            several folders may have one name.
+
+    Raises:
+        UnreadableFileError: The text cannot be decoded, or unpacks to too much (`chunks_of`).
+    """
     new = folder / f"{digest(str(path))[:8]}-{Path(name_inside(path)).name}"
     new.parent.mkdir(parents=True, exist_ok=True)
     with new.open("wb") as file:
@@ -123,7 +134,9 @@ def check_text(path: Path, kind: str, encoding: str | None) -> TextEncoding:
             lambda: chunks_of(path), encoding, lambda text: _refuse_content(path, kind, text)
         )
     except (UnreadableFileError, pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
-        if getattr(error, "errno", None) is not None:  # from the disk, not from a decompressor
+        # Decompressors raise OSError, too, but only the disk gives a number.
+        is_from_disk = getattr(error, "errno", None) is not None
+        if is_from_disk:
             raise
         raise UnreadableFileError(f"cannot be read as {kind}: {error}") from error
 
@@ -141,7 +154,7 @@ def _refuse_content(path: Path, kind: str, text: Iterable[bytes]) -> None:
     Raises:
         UnreadableFileError: With the reason.
     """
-    line = 1
+    line = 1  # the number of the line that a chunk begins in
     is_empty = True
     is_blank = True
     for chunk in text:

@@ -38,17 +38,22 @@ def data_keys(name: str) -> dict[str, str]:
         ConfigError: Nothing has this name, or it is not clear what a folder holds.
     """
     path = expand_home(name)
+    # 1. A folder.
     if path.is_dir():
         return _folder_keys(path)
+    # 2. A file, or a glob with a path; `resolve` raises if it names no file.
     if path.exists() or path.is_symlink() or not may_be_name(name):
         resolve("data.train", str(path))
         kind = "tokens" if path.suffix == ".bin" else "files"
         return _keys(kind, path, _sibling_split(path))
+    # 3. The name of a data choice, such as `stdlib`.
     if name in registry.choices("data"):
         return {"data": name}
+    # 4. A glob such as `*.csv` or `data/*.csv`.
     if path.suffix.lower() in by_ending() or "/" not in name:
         resolve("data.train", name)
-        return _keys("files", name)  # a glob
+        return _keys("files", name)
+    # 5. A dataset of the hub.
     return {"data": "hub", "data.path": name}
 
 
@@ -58,6 +63,10 @@ def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
     Args:
         name: As for `data_keys`.
         keys: What `data_keys` returned for it.
+
+    Returns:
+        Paths or globs, as `splits_of` writes them; none for a name that is no folder, and for a
+        folder of `save_to_disk` or of classes.
     """
     folder = expand_home(name)
     if not folder.is_dir() or is_saved(folder) or has_classes(folder):
@@ -76,7 +85,8 @@ def _keys(kind: str, train: Path | str, held_out: Path | str | None = None) -> d
 def _sibling_split(path: Path) -> Path | None:
     """Find the evaluation rows beside training rows, such as `a-test.csv` beside `a-train.csv`.
 
-    None: the name of the training rows has no word `train`, or nothing has the other name.
+    The word `train` is replaced by each of `HELD_OUT`. None: the name of the training rows has no
+    word `train`, or no file or folder of classes has such a name.
     """
     match = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
     if match is None:
@@ -101,10 +111,12 @@ def _folder_keys(folder: Path) -> dict[str, str]:
         return {"data": "hub", "data.path": str(folder)}
     if has_classes(folder):
         return _keys("files", folder, _sibling_split(folder))
+    # Files named after splits.
     formats = by_ending()
     splits = splits_of(folder, formats)
     if "train" in splits:
         return _keys("files", splits["train"], held_out_split(splits))
+    # Files with one ending.
     tables = [
         path
         for path in files_of(folder)

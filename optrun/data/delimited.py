@@ -73,7 +73,7 @@ def _convert(reading: Reading, kind: str, folder: Path) -> None:
 
     A note is a pair of the number of its file and a text.
     """
-    limit_before = csv.field_size_limit(_LONGEST_FIELD)
+    limit_before = csv.field_size_limit(_LONGEST_FIELD)  # a setting of the whole process
     try:
         with tempfile.TemporaryDirectory(dir=folder) as plain:
             tables = [
@@ -84,6 +84,7 @@ def _convert(reading: Reading, kind: str, folder: Path) -> None:
             _write_rows(tables, folder / "rows.arrow")
     finally:
         csv.field_size_limit(limit_before)
+    # A table notes what it found while its rows were read.
     notes = []
     for number, table in enumerate(tables):
         notes += [(number, note) for note in table.notes]
@@ -223,7 +224,8 @@ class _Table:
                 equal to the first line, which may be no header.
         """
         repeats = 0
-        for number, cells in enumerate(self._records(), 0 if self._has_header else 1):
+        first_number = 0 if self._has_header else 1  # rows are counted from 1 behind the header
+        for number, cells in enumerate(self._records(), first_number):
             if len(cells) != len(self.names):
                 raise self._wrong_width(number, cells)
             if number == 0:

@@ -68,20 +68,21 @@ def find_dialect(
         >>> find_dialect("a.csv", "text;label\na, b;0\n", "csv", None)[1]
         "columns separated by ';' (data.delimiter)"
     """
-    header = sample.lstrip("\r\n").partition("\n")[0].rstrip("\r")
-    excel = re.fullmatch(r"sep=(.)", header, re.IGNORECASE)
+    first_line = sample.lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    excel = re.fullmatch(r"sep=(.)", first_line, re.IGNORECASE)
     note = None
     if delimiter is None and excel is not None:
         delimiter = excel[1]
         note = f"columns separated by {delimiter!r}, as its first line says"
     if delimiter is None:
-        delimiter, note = _guess_delimiter(where, sample, header, kind)
+        delimiter, note = _guess_delimiter(where, sample, first_line, kind)
     delimiter = delimiter.replace("tab", "\t")
-    return Dialect(delimiter, _is_quoted(kind, delimiter), 0 if excel is None else 1), note
+    skipped_lines = 0 if excel is None else 1
+    return Dialect(delimiter, _is_quoted(kind, delimiter), skipped_lines), note
 
 
 def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[str, str | None]:
-    """Guess a delimiter by the first rows.
+    r"""Guess a delimiter by the first rows.
 
     One fits if it splits each of the first 50 rows into the same number of columns, at least two.
     If none does, those that are in the header fit. The usual one of the kind wins if it fits, or if
@@ -92,6 +93,12 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
 
     Raises:
         ConfigError: Several fit, and the usual one does not.
+
+    Example:
+        >>> _guess_delimiter("a.csv", "a;b\n1,5;2\n3;4\n", "a;b", "csv")
+        (';', "columns separated by ';' (data.delimiter)")
+        >>> _guess_delimiter("a.csv", "a,b\n1,2\n3,4\n", "a,b", "csv")
+        (',', None)
     """
     usual = _USUAL[kind]
     fitting = []
@@ -99,15 +106,19 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
         dialect = Dialect(delimiter, _is_quoted(kind, delimiter))
         if _count_columns(sample, dialect) > 1:
             fitting.append(delimiter)
+    # 1. The usual one fits, among others.
     if usual in fitting and len(fitting) > 1:
         alternative = next(delimiter for delimiter in fitting if delimiter != usual)
         return usual, (
             f"columns separated by {usual!r}; every row has {alternative!r}, too"
             f" ({_option(alternative)} separates columns there)"
         )
+    # 2. It alone fits; or none does, and the header has the usual one, or none. The file then has a
+    #    single column, or rows of different widths, which `_Table.rows` refuses.
     fitting = fitting or [delimiter for delimiter in _DELIMITERS if delimiter in header]
     if not fitting or usual in fitting:
-        return usual, None  # a single column, or rows of different widths, which `rows` refuses
+        return usual, None
+    # 3. Only others fit.
     if len(fitting) > 1:
         raise ConfigError(
             f"{where}: its columns may be separated in several ways: {header[:80]!r}. Say"
@@ -129,7 +140,7 @@ def _option(delimiter: str) -> str:
 
 
 def _count_columns(sample: str, dialect: Dialect) -> int:
-    """Count the columns of the first rows; 0 if the rows differ.
+    """Count the columns of the first 50 rows; 0 if the rows differ.
 
     The last row is ignored, unless it is the only one, since it may be cut.
     """

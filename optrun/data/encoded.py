@@ -60,6 +60,9 @@ def write_ids(
 ) -> None:
     """Encode texts, and write their ids, lengths and hashes into a folder, batch by batch.
 
+    For texts with the ids `[5, 6]` and `[7]` the file `input_ids.int32` holds 5, 6, 7, and
+    `offsets.npy` 0, 2, 3.
+
     Args:
         texts: The texts, or whatever the encoder takes.
         encoder: Makes the ids.
@@ -77,11 +80,13 @@ def write_ids(
         files: dict[str, BinaryIO] = {}
         bar = stack.enter_context(progress("tokenising", characters))
         for batch in _batches(texts):
+            # 1. The ids, a file for each name; all names of a batch have equal lengths.
             for name, rows in encoder(batch, True).items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
                 sizes = _append_ids(rows, files[name], dtype)
             lengths.append(sizes)
+            # 2. Lost tokens, and a hash for each text.
             lost.append(_count_lost_tokens(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
             hashes.append(
@@ -105,7 +110,11 @@ def _count_lost_tokens(
 ) -> np.ndarray:
     """Count the tokens cut off each text of a batch; shape (texts,), int64.
 
-    Texts that fill `longest` are encoded again without cutting. None: nothing was cut.
+    Args:
+        batch: The texts.
+        sizes: Tokens of each text as it was cut; shape (texts,).
+        encoder: Encodes texts that fill `longest` again, without cutting.
+        longest: Tokens after which a text was cut; None: no text was, and all counts are 0.
     """
     lost = np.zeros(len(batch), dtype=np.int64)
     if longest is None:

@@ -67,39 +67,45 @@ def find_encoding(
             charset-normalizer finds that plausible.
         check: Called with the whole text as UTF-8, which it must read; its errors are passed on.
 
+    Returns:
+        The name of the encoding, and a line to check it by if it is a guess.
+
     Raises:
         UnreadableFileError: It is another encoding, or damaged.
     """
+    # 1. The named encoding, else the one of the mark, else UTF-8.
     name = encoding
     if name is None:
         head = next(iter(chunks()), b"")
         name = next((name for mark, name in _MARKS if head.startswith(mark)), UTF8)
     try:
         check(recode_to_utf8(chunks(), name))
+        return TextEncoding(name, "")
     except NotDecodableError as error:
         if encoding is not None:
             raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
         if name != UTF8:
             raise
-        sample = _line_as_western(chunks(), error)
+        # 2. cp1252, which decodes all bytes but five, if it is plausible.
+        sample = _expect_western(chunks(), error)
         check(recode_to_utf8(chunks(), _WESTERN))
         return TextEncoding(_WESTERN, sample)
-    return TextEncoding(name, "")
 
 
 def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield a text as UTF-8, without a byte order mark.
+    """Yield a text as UTF-8, without a byte order mark, one piece for each chunk with characters.
 
     Raises:
         NotDecodableError: Some bytes are not of this encoding; the error has their line.
     """
     name = "utf-8-sig" if encoding == UTF8 else encoding
     decoder = codecs.getincrementaldecoder(name)()
-    line = 1
-    for chunk in chain(chunks, [b""]):
+    line = 1  # the number of the line that a chunk begins in
+    for chunk in chain(chunks, [b""]):  # the empty one ends the text
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
+            # error.object is this chunk, behind what an earlier one left over.
             before = error.object[: error.start]
             line += before.count(b"\n")
             line_begin = before.rfind(b"\n") + 1
@@ -118,8 +124,8 @@ def zero_bytes_error(line: int) -> UnreadableFileError:
     )
 
 
-def _line_as_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
-    """Decode the first line beyond UTF-8 as cp1252, for a person to check this guess.
+def _expect_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
+    """Refuse a text that is hardly cp1252; else decode a line, for a person to check this guess.
 
     The guess is made if charset-normalizer finds cp1252 possible, not only if it is its best one:
     it prefers cp1250 for short texts ("naďve" for "naïve"). Turkish looks as possible to it in
@@ -128,16 +134,17 @@ def _line_as_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
     Args:
         chunks: The bytes of the text. 64 KiB are judged: its first 4 KiB, and then the lines with
             bytes beyond ASCII.
-        fault: Has the number and the bytes of the line.
+        fault: Has the number and the bytes of the first line that is not UTF-8.
 
     Returns:
-        A sentence such as `line 3 is 'naïve'`.
+        A clause such as `line 3 is 'naïve'`.
 
     Raises:
         UnreadableFileError: The text is in another encoding or damaged, or has bytes of 0.
     """
     from charset_normalizer import from_bytes
 
+    # 1. The part of the text that is judged.
     text = b"".join(chunks)
     lines = text[_HEAD:].splitlines(keepends=True)
     beyond_ascii = b"".join(line for line in lines if not line.isascii())
@@ -145,6 +152,7 @@ def _line_as_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
     sample = sample[:_SAMPLE]
     if b"\x00" in sample:
         raise zero_bytes_error(fault.line)
+    # 2. Whether it may be cp1252, and has no letters that are doubtful there.
     line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
     matches = from_bytes(sample, threshold=_CHAOS)
     is_possible = any(_WESTERN in match.could_be_from_charset for match in matches)

@@ -318,6 +318,6 @@ def refuse_other_content(key: str, path: Path, kind: Format) -> None:
         new = shell.quote(str(path.with_name(f"utf8-{path.name}")))
         raise ConfigError(
             f"{key}={path}: its bytes are {encoding}, not UTF-8, which a stream needs."
-            f" Convert it: iconv -f {encoding.replace('latin-1', 'latin1')} -t utf-8"
+            f" Convert it: iconv -f {encoding} -t utf-8"
             f" {shell.quote(str(path))} > {new}"
         )

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optrun.base.errors import ConfigError, nearest
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.chat_tasks import ChatLayout
 from optrun.data.chat import (
-    ROLES,
     Cells,
     Chat,
     ChatColumns,
@@ -67,8 +66,9 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
     column_names = split.rows.column_names
     for column in (CHOSEN, REJECTED):
         if column not in column_names:
-            close = nearest(column, column_names)
-            hint = f" Did you mean {' or '.join(close)}? Call it {column}." if close else ""
+            hint = did_you_mean(column, column_names, "")
+            if hint:
+                hint = f" {hint} Call it {column}."
             raise ConfigError(
                 f"{split.key} has no column {column}: task=preference reads {CHOSEN}, {REJECTED},"
                 f" and {PROMPT} if the prompt has a column.{hint} {columns_in_words(split.rows)}"
@@ -84,9 +84,7 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
     return columns
 
 
-def preferences(
-    split: Split, columns: PairColumns, roles: frozenset[str] = ROLES
-) -> Iterator[Pair]:
+def preferences(split: Split, columns: PairColumns, roles: frozenset[str]) -> Iterator[Pair]:
     """Read each row of a split as a pair: the chosen and the rejected answer, with one prompt.
 
     Both answers are chats if the cells are lists of turns, else texts.

@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import ConfigError, did_you_mean, message_in_one_line, nearest
+from optrun.base.errors import ConfigError, did_you_mean, message_in_one_line
 from optrun.base.reading import expand_home
 from optrun.config.schema.checks import expect_count
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
@@ -166,15 +165,13 @@ def name_of_model(config: ModelConfig) -> str:
     return f"model={config.name}"
 
 
-def refuse_unknown(
-    config: ModelConfig, auto_class: str, base: Mapping[str, object] = MappingProxyType({})
-) -> None:
+def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, object]) -> None:
     """Refuse wrong model keys before any data is read.
 
     Args:
         config: The model choice.
         auto_class: The transformers class that is to build it.
-        base: Keys of `parametrization.base`.
+        base: `parametrization.base`, whose keys must be those of the model; may be empty.
 
     Raises:
         ConfigError: An unknown architecture, or one without a head for the task; a path without a
@@ -307,12 +304,11 @@ def _why_not_loaded(config: PretrainedConfig, error: Exception, missing: str | N
     if model_type is not None:
         from transformers import CONFIG_MAPPING, __version__
 
-        close = nearest(model_type[1], list(CONFIG_MAPPING))
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        return (
+        problem = (
             f"model_type={model_type[1]} in its config.json: transformers {__version__} does not"
-            f" know this architecture.{hint}"
+            " know this architecture."
         )
+        return f"{problem} {did_you_mean(model_type[1], CONFIG_MAPPING, '')}".rstrip()
     return f"its config.json cannot be read: {message_in_one_line(error)}"
 
 

@@ -296,7 +296,5 @@ def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Pa
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
     """Yield 64 texts at a time; the last batch may have fewer."""
-    batch = list(islice(texts, 64))
-    while batch:
+    while batch := list(islice(texts, 64)):
         yield batch
-        batch = list(islice(texts, 64))

@@ -281,8 +281,8 @@ def test_an_encoder_with_weights_is_no_decoder_unless_told(bert: Path, meta: boo
     ):
         build_model(pretrained(bert), spec(CAUSAL), meta=meta)
     with pytest.raises(ConfigError, match=r"bert is an encoder"):
-        refuse_unknown(pretrained(bert), CAUSAL)
-    refuse_unknown(pretrained(bert, config={"is_decoder": True}), CAUSAL)
+        refuse_unknown(pretrained(bert), CAUSAL, {})
+    refuse_unknown(pretrained(bert, config={"is_decoder": True}), CAUSAL, {})
     knowingly, _ = build_model(
         pretrained(bert, config={"is_decoder": True}), spec(CAUSAL), meta=meta
     )
