@@ -133,19 +133,21 @@ class ContenderStudy:
         return self._jobs_by_params(tuple(params.items()))
 
     def _build_jobs(self, params: tuple[tuple[str, object], ...]) -> tuple[Job, ...]:
-        """Build the jobs of a trial, one per seed, from its parameters.
+        """Build the jobs of a trial, one per seed, from its parameters, as pairs of key and value.
 
-        The label of a job leaves out the fixed overrides, and the seed if there is only one.
+        The label of a job has the optimizer of the study, the parameters, and the seed if there are
+        several, such as `optimizer=lamb lr=0.01 seed=1`.
         """
         # Python writes a float with all of its digits.
         proposed = [f"{key}={value}" for key, value in params]
         optimizer_tokens = [f"optimizer={self.name}"] if self.name else []
-        seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
-        jobs = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
-        label_seeds = seeds if len(seeds) > 1 else [[]]
+        seed_tokens = [[f"seed={seed}"] for seed in self.seeds] or [[]]
+        jobs = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seed_tokens])
+        if len(seed_tokens) == 1:
+            seed_tokens = [[]]
         return tuple(
             replace(job, label=label_of([*optimizer_tokens, *proposed, *seed]))
-            for job, seed in zip(jobs, label_seeds, strict=True)
+            for job, seed in zip(jobs, seed_tokens, strict=True)
         )
 
     # The study in the storage
@@ -156,8 +158,10 @@ class ContenderStudy:
 
         A value counts as shared if it is equal at both ends of all ranges. So values computed from
         a searched number, such as `model.config.n_positions` from `data.max_length`, are left out:
-        the range may change while the study lasts.
+        the range may change while the study lasts. Seeds are one value, such as `0,1,2`; a metric
+        has its full name, such as `eval/accuracy`.
         """
+        # 1. Compare the configuration at the low ends of all ranges with that at the high ends.
         high_params = {
             key: getattr(distribution, "high", low_or_first(distribution))
             for key, distribution in self.space.items()
@@ -169,6 +173,7 @@ class ContenderStudy:
         for key, value in at_low.items():
             if key not in searched and at_high.get(key) == value:
                 shared[key] = value
+        # 2. Add what decides about the result, and may differ between jobs or be null.
         if self.seeds:
             shared["seed"] = ",".join(self.seeds)
         metric = self.example.values["checkpoint"]["metric"]
@@ -232,7 +237,11 @@ class ContenderStudy:
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def ask(self) -> Trial:
-        """Propose one more trial, by a sampler seeded for its number; the study stores it."""
+        """Let Optuna propose one more trial; the study stores it as running.
+
+        The sampler is seeded by the number of the trial, so that a continued search proposes the
+        same as an undisturbed one.
+        """
         number = len(self._study.get_trials(deepcopy=False))
         options = self.options
         self._study.sampler = build_sampler(
@@ -257,8 +266,10 @@ class ContenderStudy:
         rows = [driver.job_table.row(job) for job in trial.jobs]
         if any(row.is_pruned for row in rows):
             return []  # an earlier start pruned it, and was killed before it told the study
+        # 1. The steps of a full trial, as its configuration or a begun job knows them.
         totals = [self.max_steps, *(row.state.total for row in rows)]
         total = min((steps for steps in totals if steps is not None), default=math.inf)
+        # 2. Up to the first rung that a job has yet to reach, or at which the trial is pruned.
         for rung in itertools.takewhile(lambda rung: rung < total, rungs_of(self.options)):
             if rung in trial.frozen.intermediate_values:
                 continue  # reported in an earlier call
@@ -269,6 +280,7 @@ class ContenderStudy:
             if value is not None and self._should_prune(trial, rung, value):
                 driver.prune(trial.jobs, rung)
                 return []
+        # 3. All rungs are passed.
         return _unfinished_jobs(trial, driver, None)
 
     def _values_at(self, rung: int) -> list[float]:
@@ -281,8 +293,8 @@ class ContenderStudy:
     def _should_prune(self, trial: Trial, rung: int, value: float) -> bool:
         """Report the value of a trial at a rung to the study, and ask the pruner.
 
-        Optuna's `Trial.report` and `Trial.should_prune`, for a trial read from the storage. NaN is
-        pruned without a report, since Optuna would compare it.
+        The same as Optuna's `trial.report(value, rung)` and `trial.should_prune()`, which a trial
+        read from the storage lacks. NaN is pruned without a report: Optuna cannot compare it.
         """
         if math.isnan(value):
             return True

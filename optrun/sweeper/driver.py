@@ -61,10 +61,24 @@ class _OpenLaunch:
     """Progress of its jobs when it began, see `Driver._read_progress`."""
 
 
-def _take_reported_error(spec: Path) -> str:
-    """Read the first line of the error reported by an ended launch; empty if there is none.
+def _explain_exit(code: int) -> str:
+    """Explain why the process of a launch ended, in a sentence; empty for exit code 0.
 
-    Deletes the files of the launch.
+    Example:
+        >>> _explain_exit(-9), _explain_exit(1), _explain_exit(0)
+        ('its process was ended by SIGKILL.', 'its process ended with code 1.', '')
+    """
+    if code < 0:
+        return f"its process was ended by {signal_name(-code)}."
+    if code > 0:
+        return f"its process ended with code {code}."
+    return ""
+
+
+def _pop_reported_error(spec: Path) -> str:
+    """Read the first line of the error that an ended launch reported; empty if there is none.
+
+    Deletes the files of the launch, so it can be read once.
     """
     spec.unlink(missing_ok=True)
     report = launching.report_file(spec)
@@ -134,14 +148,15 @@ class Driver:
         A job counts as running if its record names a sweep process, and a launch of this process
         has it or another process holds its lock. Jobs whose end was printed are not read again.
         """
-        in_our_launches = self._at_work
+        names_at_work = self._at_work
         for row in map(self.job_table.row, jobs):
             name = row.job.name
             if row.is_reported:
                 continue
             row.record = self.sweep.read_record(name)
             row.state = self.sweep.state(name)
-            is_ours = row.record.open == self.token and name in in_our_launches
+            # A record still names the sweep process of a worker that was killed: look for a worker.
+            is_ours = row.record.open == self.token and name in names_at_work
             row.running = row.record.open is not None and (is_ours or self.sweep.is_running(name))
             waits_for_retry = row.retry == row.record.attempts
             if row.state.ended and not row.running and not waits_for_retry:
@@ -151,9 +166,10 @@ class Driver:
         self.view.update(self.job_table)
 
     def _may_run(self, planned_job: PlannedJob) -> bool:
-        """Tell whether a job has not reached its planned step, and may run again in this start.
+        """Tell whether a job is short of its planned step, and may run again in this start.
 
-        A failed job may only run for a retry.
+        It may not if it finished or ran out of its `training.max_seconds`. A job that failed may
+        only run for a retry, once.
         """
         row = self.job_table.row(planned_job.job)
         record = self.sweep.read_record(planned_job.job.name)
@@ -184,24 +200,28 @@ class Driver:
         """
         planned_jobs = plan()
         while True:
+            # 1. Take note of what has ended, and ask for the next jobs.
             launch_ended = self._finish_ended_launches()
             self.refresh(job for job, _ in planned_jobs)
             all_done = not any(map(self._may_run, planned_jobs))
             if not self.stop.requested and (launch_ended or all_done):
                 planned_jobs = plan()
+                all_done = not any(map(self._may_run, planned_jobs))
+            # A planned job goes on, even if an earlier trial with the same job was pruned.
             for job, _ in planned_jobs:
                 self.job_table.row(job).is_pruned = False
+            # 2. Wait for the running jobs, leave, or start a launch.
             if self.stop.requested:
                 self._announce_stop()
                 if not self._open or self._kill_overdue_jobs():
                     break
                 self._ask_to_stop()
-            elif not self._open and not any(map(self._may_run, planned_jobs)):
+            elif all_done and not self._open:
                 return
             elif self._start_launch(planned_jobs):
-                continue
+                continue  # there may be devices for another one
             else:
-                self.workers.end_idle()
+                self.workers.end_idle()  # a waiting job may need their devices
             time.sleep(_POLL_SECONDS)
         self.refresh(job for job, _ in planned_jobs)
 
@@ -231,9 +251,10 @@ class Driver:
         Returns:
             Whether to stop waiting for them: 30 s later even killing has not ended them.
         """
-        seconds_until_kill = self.stop.patience  # None: no timeout; negative: since when we kill
+        seconds_until_kill = self.stop.patience  # None: there is no timeout
         if seconds_until_kill is None or seconds_until_kill > 0:
             return False
+        # 1. Name the jobs, once.
         if not self._killed:
             at_work = (row.job for launch in self._open for row in launch.batch)
             running = [job.label for job in at_work if self.sweep.is_running(job.name)]
@@ -243,6 +264,7 @@ class Driver:
                 " hydra.sweeper.timeout was up; killed"
             )
         self._killed = True
+        # 2. Kill them, again at each call: a dying job may have started another process.
         for pid in self.workers.pids():
             kill_process_tree(pid)
         return seconds_until_kill < -_GIVE_UP_SECONDS
@@ -304,14 +326,15 @@ class Driver:
     ) -> Iterator[Sequence[PlannedJob]]:
         """Yield the batches of jobs to launch now; each batch is one launch.
 
-        Jobs that run, here or in another process, and jobs that may not run are left out.
+        Jobs that run, here or in another process, and jobs that may not run are left out. The
+        first case that applies:
 
-        - Workers on devices run one job each: every job is a batch, in the order given.
-        - Else one launch runs at a time, and nothing is yielded before it has ended.
-        - If the worker of a job died, the first such job is a batch alone, so that it cannot end
-          others with it.
-        - Else the batch is the first `max_batch_size` jobs. Two trials may share one job: it is in
-          the batch once, with the step of the later trial.
+        1. Workers on devices run one job each: every job is a batch, in the order given.
+        2. Without devices one launch runs at a time: nothing before it has ended.
+        3. If the worker of a job died, the first such job is a batch alone, so that it cannot end
+           others with it.
+        4. Else the batch is the first `max_batch_size` jobs. Two trials may share one job: it is in
+           the batch once, with the step of the later trial.
         """
         waiting = (
             planned_job
@@ -320,22 +343,26 @@ class Driver:
             and self._may_run(planned_job)
             and not self.sweep.is_running(planned_job.job.name)
         )
+        # 1. One job for each worker.
         if self.workers.one_job_each:
             yield from ([planned_job] for planned_job in waiting)
             return
+        # 2. One launch at a time.
         if self._open:
             return
         by_name = {planned_job.job.name: planned_job for planned_job in waiting}
         distinct_jobs = list(by_name.values())
+        # 3. A job whose worker died.
         for planned_job in distinct_jobs:
             if self.job_table.row(planned_job.job).worker_died:
                 yield [planned_job]
                 return
+        # 4. As many as fit into a launch.
         if distinct_jobs:
             yield distinct_jobs[: self.options.max_batch_size]
 
     def _read_progress(self, row: JobRow) -> tuple[object, ...]:
-        """Return values of a job for comparison: they differ after a worker made progress."""
+        """Return values of a job that change once a worker begins, continues or ends it."""
         record = self.sweep.read_record(row.job.name)
         state = self.sweep.state(row.job.name)
         return (
@@ -380,17 +407,17 @@ class Driver:
             OptrunError: The launcher failed before any job began, and has no devices of its own; or
                 three launches in a row ended without a job begun.
         """
+        # 1. Why it ended; a full disk stops the sweep.
         self._open.remove(launch)
-        reported_error = _take_reported_error(launch.spec)
-        reason = reported_error
-        if code and not reported_error:
-            end = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-            reason = f"its process {end}."
+        reported_error = _pop_reported_error(launch.spec)
+        reason = reported_error or _explain_exit(code)
         if code == EXIT_STORAGE and not self.stop.requested:
             self.stop.refused = reported_error or "the disk refused."
+        # 2. Its jobs.
         self._handle_unfinished(launch.batch, reason)
         has_begun = launch.progress_before != list(map(self._read_progress, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
+        # 3. Its process.
         failed_to_start = bool(reported_error) and not has_begun
         devices = ",".join(launch.process.devices)
         self.workers.give_back(
@@ -398,6 +425,7 @@ class Driver:
             retire=any(self.sweep.state(row.job.name).status == "failed" for row in launch.batch),
             broken=failed_to_start,
         )
+        # 4. Give up if the launcher does not work.
         if self.stop.requested:
             return
         if reason and not has_begun and not devices:
@@ -413,10 +441,11 @@ class Driver:
             )
 
     def _handle_unfinished(self, batch: Sequence[JobRow], reason: str) -> None:
-        """Handle the jobs of an ended launch without a result: retry jobs whose worker died.
+        """Mark the jobs of an ended launch that have no result: their worker or their time is gone.
 
-        A job that ran out of `training.max_seconds` is marked. Does nothing after a stop request. A
-        job that another process still holds is left to it.
+        A job whose worker died while it ran is tried once more, see `_retry_alone`. A job that used
+        up its `training.max_seconds` gets `out_of_time`. Does nothing after a stop request. A job
+        that another process holds is left to it.
 
         Args:
             batch: The jobs of the launch.
@@ -428,7 +457,8 @@ class Driver:
             try:
                 with self.sweep.working_on(row.job.name) as record:
                     row.state = self.sweep.state(row.job.name)
-                    if record.open == self.token:  # its worker died
+                    # A worker that lives to the end of a job takes its token out of the record.
+                    if record.open == self.token:
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
                         self._retry_alone(row, was_alone=len(batch) == 1, reason=reason)
@@ -452,6 +482,7 @@ class Driver:
         job = row.job
         # The metrics may be a second ahead of the summary.
         step = max(row.state.step, self.sweep.steps_done(job.name))
+        # 1. It died in its second try, when it was alone: it is to blame, and fails.
         if was_alone and row.worker_died:
             row.worker_died = False
             failure = (
@@ -462,6 +493,7 @@ class Driver:
             )
             write_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
+        # 2. It died for the first time, perhaps with another job: `_batches` runs it alone.
         row.worker_died = True
         self.view.note(
             f"the worker of {job.label} died after step {step}; the job runs once more, alone"
@@ -519,7 +551,7 @@ class Driver:
         return EXIT_DONE
 
     def write_result(self) -> None:
-        """Write the state of every job to `sweep.json`."""
+        """Write the searched keys, the command line and the state of every job to `sweep.json`."""
         rows: list[dict[str, object]] = [
             {
                 "name": row.job.name,

@@ -92,6 +92,9 @@ def parse(hydra: Hydra, tokens: Sequence[str]) -> list[Override]:
 def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
     """Expand one grid into the overrides of each job, the last key varying fastest.
 
+    Such as `["lr=1,2", "seed=0,1"]` into `[["lr=1", "seed=0"], ["lr=1", "seed=1"], ...]`. An
+    override with one value is in every job.
+
     Raises:
         ConfigError: A continuous range, which only a search can use.
     """
@@ -187,6 +190,7 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     Raises:
         ConfigError: As `Composer`.
     """
+    # 1. Compose each point; keep the first of each digest.
     points_by_digest: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
     left_out: dict[str, dict[str, None]] = {}  # digest -> an ordered set of labels
     for point in points:
@@ -200,6 +204,7 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
             left_out.setdefault(digest, {})[difference] = None
     if not points_by_digest:
         return []
+    # 2. Make a job of each of them.
     common = set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
     jobs = []
     for digest, (overrides, values) in points_by_digest.items():

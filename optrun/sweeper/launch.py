@@ -159,19 +159,25 @@ def main(spec: Path, train_run: TrainRun) -> int:
 
 
 def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
-    """Call Hydra's launcher with the jobs of a launch.
+    """Call Hydra's launcher with the jobs of a launch, and wait until all have ended.
 
-    The basic launcher is called once for each job: it keeps the configuration of every job of a
-    call in memory, and runs them one after the other anyway.
+    The launcher is the one that the sweep's command line chose, such as joblib or submitit. The
+    basic launcher is called once for each job: it keeps the configuration of every job of a call in
+    memory, and runs them one after the other anyway.
 
     Returns:
         The first disk error that stopped a job; empty if there is none.
+
+    Raises:
+        OptrunError: torch does not see the devices of the launch.
+        Exception: Whatever the launcher raises.
     """
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
     from optrun.sweeper.worker import REFUSED, SweepTask
 
+    # 1. Build the launcher, as the command line of the sweep configures it.
     command = launch.command
     if launch.devices:
         refuse_unseen(launch.devices)
@@ -192,6 +198,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
         task_function=SweepTask(launch, train_run),
         config=cfg,
     )
+    # 2. Call it with the overrides of each job.
     jobs = [
         [*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"]
         for name, tokens in launch.jobs.items()
@@ -202,6 +209,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     disk_error = ""
     for number, batch in enumerate(batches):
         for job_return in launcher.launch(batch, initial_job_idx=number):
+            # What `SweepTask` returned. `return_value` would raise the error of a failed job.
             outcome = getattr(job_return, "_return_value", None)
             if not disk_error and isinstance(outcome, str) and outcome.startswith(REFUSED):
                 disk_error = outcome
@@ -209,10 +217,12 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
 
 
 def _stop_workers_with_sweep(stop_file: Path) -> threading.Event:
-    """Start a thread: if the sweep process dies, it asks workers to save and end.
+    """Start a thread that makes the stop file if the sweep process dies.
+
+    The workers then save and end. The sweep process is the parent of this one.
 
     Returns:
-        The event that ends the thread.
+        An event; set it to end the thread.
     """
     sweep_pid = os.getppid()
     launch_ended = threading.Event()

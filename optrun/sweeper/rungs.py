@@ -88,7 +88,7 @@ def value_at_rung(
 
 
 def mean_if_complete(values: Iterable[float | None]) -> float | None:
-    """Average values; None if one of them is None."""
+    """Average values; None if one of them is None, NaN if one is NaN. There must be one."""
     numbers = []
     for value in values:
         if value is None:
@@ -102,20 +102,22 @@ def _job_value_at_rung(
 ) -> float | None:
     """Return the best value of a job up to a rung; None if it was not evaluated until then.
 
-    The value that its worker recorded at the rung counts first. For a job that failed before the
-    rung: if it diverged, the worst of `other_values`, or its own value before training if that is
-    worse; else, or if there is none, NaN.
+    The first case that applies:
+
+    1. It failed before the rung and did not diverge: NaN.
+    2. It diverged before the rung: the worst of `other_values`, or its own value before training if
+       that is worse; NaN if there is none.
+    3. Its worker recorded a value at the rung: that one.
+    4. Else the best value in its metrics.
     """
     state = driver.job_table.row(job).state
     failed_before_rung = state.status == "failed" and state.step <= rung
+    if failed_before_rung and not state.diverged:
+        return math.nan
     if failed_before_rung:
-        if not state.diverged:
-            return math.nan
         before_training = value_before_training(driver.sweep, job, state.metric or "")
         score = score_of_diverged(other_values, [before_training], state.mode)
-        if score is None:
-            return math.nan
-        return score
+        return math.nan if score is None else score
     rungs = driver.sweep.read_record(job.name).rungs
     if str(rung) in rungs:
         return rungs[str(rung)]

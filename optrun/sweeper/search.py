@@ -115,6 +115,7 @@ class Search:
             StorageError: The file of the study cannot be opened.
         """
         where = str(sweep.study)
+        # 1. Open the studies.
         with _proposal_lock(sweep):
             try:
                 storage = optuna.storages.get_storage(f"sqlite:///{sweep.study.resolve()}")
@@ -123,6 +124,7 @@ class Search:
                     study.open(storage, where, sweep)
             except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
                 raise StorageError(f"{where}: {first_line(error)}") from error
+        # 2. Refuse a limit under which their numbers of trials would stay unequal.
         counts = {study.name: len(study.trials()) for study in self.studies}
         largest = max(counts, key=lambda name: counts[name])
         most = counts[largest]
@@ -182,6 +184,7 @@ class Search:
         no more trials are proposed. The result is empty when the search is done.
         """
         with _proposal_lock(driver.sweep):
+            # 1. Continue the running trials.
             for study in self.studies:
                 study.fail_incomplete_trials()
             trials = {study.name: study.trials() for study in self.studies}
@@ -190,9 +193,9 @@ class Search:
             open_trials, planned_jobs = self._plan_or_tell(running[: self.options.n_jobs], driver)
             if any(row.out_of_time for row in driver.job_table.rows.values()):
                 return planned_jobs
+            # 2. Propose new ones. Again and again, because a new trial may have the values, and so
+            # the jobs, of an earlier one: it ends at once.
             counts = {name: len(study_trials) for name, study_trials in trials.items()}
-            # Again and again, because a new trial may have the values, and so the jobs, of an
-            # earlier one: it ends at once.
             while proposed := self._propose(len(open_trials), counts):
                 new_open_trials, new_jobs = self._plan_or_tell(proposed, driver)
                 open_trials += new_open_trials
@@ -204,10 +207,10 @@ class Search:
     def _propose(self, n_open: int, counts: dict[str, int]) -> list[Trial]:
         """Propose trials until `n_jobs` are open, or each study has all of its trials.
 
-        The study with the fewest trials proposes next.
+        The study with the fewest trials proposes next, the first of them if several have as few.
 
         Args:
-            n_open: Number of open trials.
+            n_open: Number of trials with unfinished jobs.
             counts: Number of trials of each study so far, by name; changed in place.
         """
         proposed: list[Trial] = []

@@ -29,7 +29,8 @@ Resolve = Callable[[Mapping[str, object]], Mapping[str, Any]]
 def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistribution]:
     """Read the search space: override key -> Optuna distribution.
 
-    Keys that take whole numbers get integer distributions.
+    A key whose value is a whole number gets an integer distribution, even if its range was typed
+    with decimals, as `data.max_length=interval(32.0,64.0)`, see `_takes_integers`.
 
     Args:
         swept: Overrides with several values.
@@ -39,15 +40,17 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
         ConfigError: A range is invalid.
     """
     space = {str(override.get_key_element()): distribution(override) for override in swept}
+    # 1. Resolve the configuration with and without the low ends of all ranges of floats.
     lowest = {key: low_or_first(domain) for key, domain in space.items()}
-    numbers = [key for key, domain in space.items() if isinstance(domain, FloatDistribution)]
-    with_numbers = resolve(lowest)
-    without = resolve({key: value for key, value in lowest.items() if key not in numbers})
+    float_keys = [key for key, domain in space.items() if isinstance(domain, FloatDistribution)]
+    after = resolve(lowest)
+    before = resolve({key: value for key, value in lowest.items() if key not in float_keys})
+    # 2. Turn those that the configuration takes as integers into integer distributions.
     for override in swept:
         key = str(override.get_key_element())
         name = override.key_or_group
-        if key in numbers and _takes_integers(
-            override, space[key], without.get(name), with_numbers.get(name)
+        if key in float_keys and _takes_integers(
+            override, space[key], before.get(name), after.get(name)
         ):
             domain = space[key]
             space[key] = IntDistribution(
@@ -79,14 +82,18 @@ def _takes_integers(
         before: Value of the key without the override; None if there is none.
         after: Value of the key with the low end assigned.
     """
+    # Rule 1.
     has_fractional_step = interval.step is not None and interval.step != int(interval.step)
     if type(after) is not int or has_fractional_step:
         return False
+    # Rule 2.
     if type(before) in (int, float):
         return type(before) is int
+    # Rule 3.
     if override.is_add() or override.is_force_add():
         line = str(override.input_line)
         return "float(" not in line and _WHOLE_ENDS.search(line) is not None
+    # Rule 4.
     return True
 
 
@@ -121,7 +128,10 @@ def distribution(override: Override) -> BaseDistribution:
 
 
 def _grid(value: RangeSweep) -> BaseDistribution:
-    """Convert `range(a, b, step)` to a distribution with steps, whose last value is Hydra's."""
+    """Convert `range(a, b, step)` to a distribution with steps.
+
+    As in Hydra b itself is left out: `range(0, 10, 4)` has the values 0, 4 and 8.
+    """
     values = value.range()
     steps = len(list(values)) - 1
     if isinstance(values, range):  # all numbers are integers

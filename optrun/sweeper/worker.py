@@ -134,6 +134,7 @@ class SweepTask:
         """
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
+        # 1. Skip a job that has nothing left to do.
         state = sweep.state(name)
         if state.status == "finished":
             return "finished before"
@@ -141,11 +142,13 @@ class SweepTask:
             return "failed before"
         if stop_at is not None and str(stop_at) in record.rungs:
             return "at the rung before"
+        # 2. Record the attempt: a record that still names the sweep process tells of a dead worker.
         record.attempts += 1
         record.open = self.launch.token
         record.stopped_at = None
         record.devices = self.launch.devices
         sweep.write_record(name, record)
+        # 3. Train.
         values = saved.plain(job_cfg)
         try:
             with _stopped_with_sweep(sweep.stop(self.launch.token)):
@@ -172,6 +175,7 @@ class SweepTask:
             record.open = None
             with contextlib.suppress(*([OSError] if self.refused else [])):
                 sweep.write_record(name, record)
+        # 4. Record the rung.
         state = sweep.state(name)
         if stop_at is not None and (state.step >= stop_at or state.ended):
             # Only up to the rung: without a pruner, an earlier start may have trained further.
@@ -207,6 +211,7 @@ class SweepTask:
         from optrun.config.safety import refuse_stored_trust
         from optrun.runner.resume.checkpoint import ResumePoint
 
+        # 1. Check the configuration, with the plugins that the sweep has loaded.
         command = self.launch.command
         load_again(command.plugins, changes_allowed=command.plugins_may_change)
         refuse_stored_trust(job_cfg, command.overrides)
@@ -218,6 +223,7 @@ class SweepTask:
                 "hydra.sweeper.pruner: trials continue from checkpoints, and checkpoint=none saves"
                 " none."
             )
+        # 2. Find out where to go on; without files of an earlier attempt the job begins.
         last_step = max(
             (parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None
         )
@@ -226,6 +232,7 @@ class SweepTask:
         resume = None
         if last_step is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values))
+        # 3. Train.
         request = Request(
             config=config,
             values=values,
@@ -238,9 +245,10 @@ class SweepTask:
 
 
 def _saved_before(run: RunDir, values: PlainDict) -> bool:
-    """Tell whether a begun job saved checkpoints.
+    """Tell whether a begun job was configured to save checkpoints.
 
-    The configuration in its folder decides; if that is unreadable, the sweep's.
+    By `checkpoint.enabled` in its folder's `config.yaml`; if that is unreadable, by the sweep's
+    values.
     """
     try:
         return bool(saved.read_config(run.config)["checkpoint"]["enabled"])
@@ -256,7 +264,10 @@ def write_failure(
     overrides: Sequence[str],
     command: SweepCommand,
 ) -> None:
-    """Write the summary of a failed job; the caller holds the job.
+    """Write the summary of a failed job, and its configuration if it has none.
+
+    What the job itself has written to its summary stays, but for status and message. The caller
+    holds the job's lock.
 
     Args:
         sweep: The sweep directory.
@@ -284,7 +295,7 @@ def write_failure(
         "config_digest": config_digest(values),
         "metrics": {"last": {}, "best": {}},
         "resumes": [],
-        **sweep.summary(name),  # what a begun job has written replaces the values above
+        **sweep.summary(name),  # the job's own values replace those above
         "status": "failed",
         "message": why,
         "disk_refused": False,

@@ -27,13 +27,18 @@ class Workers:
         self.one_job_each = bool(devices)
         """Whether each launch has one job."""
         self._log = log
-        self._count = len(devices)
-        self._devices = list(devices)
-        self._broken: list[str] = []
+        self._n_devices = len(devices)
+        """Devices at the start of the sweep."""
+        self._usable = list(devices)
+        """The devices, without those of `_failed`."""
+        self._failed: list[str] = []
+        """Devices on which no job could start."""
         self._at_work: list[launching.LaunchProcess] = []
+        """Processes with a launch that has not ended."""
         self._idle: list[launching.LaunchProcess] = []
+        """Processes that wait for their next launch."""
         self._ending: list[launching.LaunchProcess] = []
-        """Processes that are asked to end."""
+        """Processes that are asked to end; until they have, their devices are not free."""
 
     def devices_of(self, values: Mapping[str, object]) -> int:
         """Count the devices of a job, from its resolved configuration.
@@ -41,7 +46,7 @@ class Workers:
         `training.nproc_per_node=auto` means all devices of the sweep. 0 without devices.
         """
         if self.one_job_each:
-            return job_devices(values, self._count)
+            return job_devices(values, self._n_devices)
         return 0
 
     def take(self, count: int, *, busy: Collection[str]) -> launching.LaunchProcess | None:
@@ -57,42 +62,44 @@ class Workers:
         Raises:
             OptrunError: The sweep has fewer devices left than `count`, because others failed.
         """
-        if count > len(self._devices):
+        if count > len(self._usable):
             raise OptrunError(
-                f"too few devices are left to continue: {', '.join(self._broken)} failed. See"
+                f"too few devices are left to continue: {', '.join(self._failed)} failed. See"
                 f" {self._log}."
             )
         if self._at_work and not self.one_job_each:
             return None
-        fitting = [process for process in self._idle if len(process.devices) == count]
-        if fitting:
-            process = fitting[0]
-            self._idle.remove(process)
-        else:
-            taken = set(busy)
-            for other in self._all():
-                taken.update(other.devices)
-            free = [device for device in self._devices if device not in taken]
-            if len(free) < count:
-                return None
-            process = launching.LaunchProcess(self._log, free[:count])
+        # 1. An idle process with this number of devices.
+        for process in self._idle:
+            if len(process.devices) == count:
+                self._idle.remove(process)
+                self._at_work.append(process)
+                return process
+        # 2. A new process, on devices that no other process has.
+        taken = set(busy)
+        for process in self._all_processes():
+            taken.update(process.devices)
+        free = [device for device in self._usable if device not in taken]
+        if len(free) < count:
+            return None
+        process = launching.LaunchProcess(self._log, free[:count])
         self._at_work.append(process)
         return process
 
     def give_back(self, process: launching.LaunchProcess, *, retire: bool, broken: bool) -> None:
-        """Keep a process for the next launch, or end it.
+        """Keep a process whose launch has ended for the next launch, or ask it to end.
 
         The process of a sweep without devices is always kept.
 
         Args:
-            process: The process; its launch has ended.
-            retire: Whether the process may not be used again.
+            process: A process from `take`.
+            retire: Whether the process may not be used again; a new one may use its devices.
             broken: Whether no job could start on its devices; the sweep uses them no more.
         """
         self._at_work.remove(process)
         if broken:
-            self._broken += process.devices
-            self._devices = [device for device in self._devices if device not in process.devices]
+            self._failed += process.devices
+            self._usable = [device for device in self._usable if device not in process.devices]
         if self.one_job_each and (retire or broken):
             process.finish()
             self._ending.append(process)
@@ -100,9 +107,10 @@ class Workers:
             self._idle.append(process)
 
     def end_idle(self) -> None:
-        """End idle processes, to free their devices for jobs of another size.
+        """Ask idle processes to end, to free their devices for jobs of another size.
 
-        The process of a sweep without devices is kept.
+        Devices are free once their process has ended, which a later call notices. The process of a
+        sweep without devices is kept.
         """
         if self.one_job_each:
             for process in self._idle:
@@ -113,7 +121,7 @@ class Workers:
 
     def pids(self) -> list[int]:
         """List the ids of all process groups."""
-        return [process.pid for process in self._all() if not process.has_ended()]
+        return [process.pid for process in self._all_processes() if not process.has_ended()]
 
     def close(self, patience: float | None) -> None:
         """Let all processes end, and wait for them.
@@ -121,11 +129,11 @@ class Workers:
         Args:
             patience: Seconds until they are killed; None: never.
         """
-        for process in self._all():
+        for process in self._all_processes():
             process.close(patience)
         self._at_work = []
         self._idle = []
         self._ending = []
 
-    def _all(self) -> list[launching.LaunchProcess]:
+    def _all_processes(self) -> list[launching.LaunchProcess]:
         return [*self._at_work, *self._idle, *self._ending]
