@@ -222,12 +222,14 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
     Example:
         >>> relative_difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
         (0.5, 1)
+        >>> relative_difference(torch.tensor([1.0, torch.inf]), torch.tensor([2.0, torch.inf]))
+        (0.5, 0)
     """
     if not theirs.numel():
         return 0.0, 0
     differences = (ours - theirs).abs().nan_to_num(nan=torch.inf)
     differences[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0
-    largest_entry = max(float(theirs.abs().nan_to_num().max()), 1e-6)
+    largest_entry = max(float(theirs.abs().nan_to_num(posinf=0.0).max()), 1e-6)
     return float(differences.max()) / largest_entry, int(differences.argmax())
 
 
