@@ -48,37 +48,41 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     """
     undisturbed = load_checkpoint(straight.checkpoint(step))
     resumed = load_checkpoint(other.checkpoint(step))
-    undisturbed_state = undisturbed.metadata
-    resumed_state = resumed.metadata
-    undisturbed_counters = _counters(undisturbed)
-    resumed_counters = _counters(resumed)
-    undisturbed_order = {key: undisturbed_counters.pop(key) for key in _ORDER_KEYS}
-    resumed_order = {key: resumed_counters.pop(key) for key in _ORDER_KEYS}
+    resumed_values = _recorded_values(resumed, other)
     return [
         _compare_tensors("weights", names.CHECKPOINT_MODEL, undisturbed.model, resumed.model),
         _compare_tensors(
             "optimizer state", names.CHECKPOINT_OPTIMIZER, undisturbed.optimizer, resumed.optimizer
         ),
-        _compare_values(
-            "optimizer counters and groups", undisturbed_state.optimizer, resumed_state.optimizer
+        *(
+            _compare_values(name, values, resumed_values[name])
+            for name, values in _recorded_values(undisturbed, straight).items()
         ),
-        _compare_values("schedule", undisturbed_state.scheduler, resumed_state.scheduler),
-        _compare_values("loss scale", undisturbed_state.scaler, resumed_state.scaler),
-        _compare_values("random states", undisturbed_state.random, resumed_state.random),
-        _compare_values("sample order", undisturbed_order, resumed_order),
-        _compare_values("counters", undisturbed_counters, resumed_counters),
-        _compare_values(
-            "callbacks", undisturbed_state.callbacks or {}, resumed_state.callbacks or {}
-        ),
-        _compare_values("metrics lines", _metrics_lines(straight), _metrics_lines(other)),
     ]
+
+
+def _recorded_values(snapshot: Snapshot, run: RunDir) -> dict[str, object]:
+    """Collect all that a run has recorded besides tensors: section -> values from JSON."""
+    state = snapshot.metadata
+    counters = _counters(snapshot)
+    order = {key: counters.pop(key) for key in _ORDER_KEYS}
+    return {
+        "optimizer counters and groups": state.optimizer,
+        "schedule": state.scheduler,
+        "loss scale": state.scaler,
+        "random states": state.random,
+        "sample order": order,
+        "counters": counters,
+        "callbacks": state.callbacks or {},
+        "metrics lines": _metrics_lines(run),
+    }
 
 
 def _counters(snapshot: Snapshot) -> dict[str, object]:
     """Copy the counters of a checkpoint, except all measures of time.
 
-    These are `seconds`, and `perf/...` among the last metrics, here and in `without_end`: the
-    counters as they would be without an evaluation at the end.
+    Those are `seconds`, and `perf/...` among the metrics under `last`. `without_end` holds the
+    counters as they would be without an evaluation at the end, and loses the same.
     """
     train = dict(snapshot.metadata.train)
     train.pop("seconds", None)

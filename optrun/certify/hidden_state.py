@@ -15,8 +15,8 @@ def hidden_attributes(build: Builder) -> list[str]:
     """List attributes changed by `step` and not restored from the state dict.
 
     An optimizer takes three steps, and a second one loads its state dict. Then both take one more
-    step, so that attributes which a step computes anew are equal. Only numbers, texts, tensors,
-    and lists, tuples and dicts of them are compared.
+    step, so that attributes which a step computes anew are equal. Only plain values are compared,
+    see `_is_plain`. A class with a step counter `self.t` that its state dict lacks has one.
 
     Args:
         build: Makes the optimizer over named parameters.
@@ -83,10 +83,10 @@ def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, object]:
 def _is_plain(value: object) -> bool:
     """Tell whether a value is None, a number, text or tensor, or dicts, lists, tuples of these.
 
-    False for a parameter.
+    False for a parameter, and for anything that holds another object.
     """
     if isinstance(value, dict):
-        return all(_is_plain(item) for pair in value.items() for item in pair)
+        return all(map(_is_plain, (*value, *value.values())))
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     if isinstance(value, torch.nn.Parameter):
@@ -95,7 +95,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _same(one: object, other: object) -> bool:
-    """Tell whether two plain values are equal in type and value, tensors by their bits."""
+    """Tell whether two plain values are equal in type and value; NaN is not equal to NaN.
+
+    Tensors are equal by shape and values (`torch.equal`), lists and dicts item by item.
+    """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and bool(torch.equal(one, other))
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -180,6 +180,7 @@ class Ours(TorchStepper):
             betas: Used for groups without `betas`.
         """
         names = {id(param): name for name, param in self.params.items()}
+        # Lists of names exempt tensors from decay or adaptation; an optimizer may have neither.
         decays = getattr(self.optimizer, "decays", lambda _: True)
         unadapted = getattr(self.optimizer, "_unadapted", ())
         hyperparameters = {}
@@ -215,20 +216,24 @@ class Ours(TorchStepper):
 def relative_difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
     """Return the largest difference relative to the largest entry of `theirs`, and its flat index.
 
-    Entries are compared by absolute value. The largest finite entry of `theirs` counts, but at
+    That is max |ours - theirs| / max |theirs|. Of `theirs` the largest finite entry counts, but at
     least 1e-6. Two NaN are equal, as are two equal infinities; NaN against a number is an infinite
-    difference.
+    difference. Without entries it is 0, at index 0.
 
     Example:
         >>> relative_difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
         (0.5, 1)
+        >>> relative_difference(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 4.0]))
+        (inf, 1)
         >>> relative_difference(torch.tensor([1.0, torch.inf]), torch.tensor([2.0, torch.inf]))
         (0.5, 0)
     """
     if not theirs.numel():
         return 0.0, 0
     differences = (ours - theirs).abs().nan_to_num(nan=torch.inf)
-    differences[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0
+    # inf - inf and NaN - NaN are NaN, although the two entries are equal.
+    are_equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    differences[are_equal] = 0.0
     largest_entry = max(float(theirs.abs().nan_to_num(posinf=0.0).max()), 1e-6)
     return float(differences.max()) / largest_entry, int(differences.argmax())
 
@@ -263,22 +268,24 @@ class Comparison:
         largest = 0.0
         steps = weights_after_steps(ours, self.problem, self.hyperparameters)
         for step, (weights, reference) in enumerate(zip(steps, self.reference, strict=True), 1):
-            largest_in_step = RELATIVE
-            first = None
-            for name, weight in weights.items():
-                difference, index = relative_difference(weight, reference[name])
-                largest = max(largest, difference)
-                if difference > largest_in_step:
-                    largest_in_step = difference
-                    our_entry = float(weight.flatten()[index])
-                    their_entry = float(reference[name].flatten()[index])
-                    first = FirstDifference(step, name, our_entry, their_entry)
-            if first is not None:
-                return first, largest
+            differences = {
+                name: relative_difference(weight, reference[name])
+                for name, weight in weights.items()
+            }
+            name = max(differences, key=lambda name: differences[name][0])
+            difference, index = differences[name]
+            largest = max(largest, difference)
+            if difference > RELATIVE:
+                our_entry = float(weights[name].flatten()[index])
+                their_entry = float(reference[name].flatten()[index])
+                return FirstDifference(step, name, our_entry, their_entry), largest
         return None, largest
 
     def agreement(self, choice: str, options: Mapping[str, object]) -> int:
-        """Count the steps in which each tensor agrees, up to its first difference; sum the counts.
+        """Count the steps of each tensor before its first difference; sum the counts.
+
+        The search for options maximises it. Of two tensors and three steps, if one tensor agrees
+        always and the other in the first step alone, it is 3 + 1 = 4; `full_agreement` is 6.
 
         Args:
             choice: Name of our optimizer.
@@ -288,15 +295,15 @@ class Comparison:
             ours = Ours(choice, self.groups, self.problem, self.lr, **options)
         except (ConfigError, TypeError, ValueError):
             return -1
-        equal_names = set(self.problem.weights)
+        agreeing_names = set(self.problem.weights)
         count = 0
         steps = weights_after_steps(ours, self.problem, self.hyperparameters)
         for weights, reference in zip(steps, self.reference, strict=True):
-            for name in list(equal_names):
+            for name in list(agreeing_names):
                 if relative_difference(weights[name], reference[name])[0] > RELATIVE:
-                    equal_names.remove(name)
-            count += len(equal_names)
-            if not equal_names:
+                    agreeing_names.remove(name)
+            count += len(agreeing_names)
+            if not agreeing_names:
                 break
         return count
 
@@ -318,11 +325,13 @@ def certify(
     Args:
         config: Our optimizer, as `build_optimizer` takes it.
         groups: Parameter groups of the model, from `build_param_groups`.
-        choice: The choice of our optimizer. If it has no dialects, such as a class of the user, no
-            options are tried that make the two equal.
-        dialect: A dialect of `choice`, or the name of a registered optimizer.
+        choice: Name of our optimizer, such as `lamb`. If it has no dialects, such as a class of the
+            user, no options are tried that make the two equal.
+        dialect: The other optimizer: a dialect (a package such as `timm`, whose variant of LAMB is
+            meant), or the name of a registered optimizer.
         lr: Base learning rate.
-        options: Keywords of our optimizer, if its choice has dialects.
+        options: The options in `config` as keywords of our class, to try others in their place;
+            empty if its choice has no dialects.
         steps: How many steps to compare.
         seed: Draws weights and gradients.
         watch: Called with a text on what is done next, for progress.
@@ -410,6 +419,7 @@ def build_reference(
             and weight_decay.
     """
     weights = {name: weight.clone() for name, weight in problem.weights.items()}
+    # 1. A dialect: the class of its package, else the formula.
     if family is not None and dialect in DIALECTS[family]:
         package = PACKAGES[family].get(dialect)
         cls = package.load() if package else None
@@ -418,6 +428,7 @@ def build_reference(
         formula = FORMULAS[family][dialect]
         title = (formula.__doc__ or "").partition("\n")[0].removeprefix("Compute ").rstrip(".")
         return title, FormulaReference(formula, weights)
+    # 2. A registered optimizer.
     try:
         cls = class_of(dialect)
     except ConfigError as error:
@@ -438,7 +449,10 @@ def build_reference(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Return the defaults of the options in the dialects and in `ALTERNATIVES`."""
+    """Return the default of each option that a dialect sets or `ALTERNATIVES` varies, by name.
+
+    choice: An optimizer with dialects.
+    """
     params = [("w", torch.nn.Parameter(torch.ones(1)))]
     optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
     keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}
@@ -471,6 +485,7 @@ def find_closing_options(
     presets = [None, *DIALECTS[choice]]
     if dialect in DIALECTS[choice]:
         presets = [dialect, *presets]
+    # `dict.fromkeys` drops the second one of `dialect`.
     for preset in dict.fromkeys(presets):
         target = {**defaults, **dialect_options(choice, preset, **shared)}
         changes = {key: value for key, value in target.items() if options.get(key) != value}
@@ -513,12 +528,14 @@ def _change_one_by_one(
 ) -> dict[str, object] | None:
     """Change one option after another to a value of `ALTERNATIVES`, until the optimizers are equal.
 
-    Each time the change is made that adds most to the `agreement`. Returns the new value by option;
-    None if no change adds anything and the optimizers still differ.
+    A greedy search: each time the change is made that adds most to the `agreement`, the first of
+    equally good ones. Returns the new value by option; None if no change adds anything and the
+    optimizers still differ.
     """
     changes: dict[str, object] = {}
     agreement = comparison.agreement(choice, options)
     while agreement < comparison.full_agreement:
+        # Find the best next change; each option is changed once.
         best_agreement = agreement
         best_change: dict[str, object] = {}
         for key, values in ALTERNATIVES[choice].items():

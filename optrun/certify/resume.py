@@ -124,6 +124,7 @@ def certify(
     )
 
     # 2. Runs with kills, each compared with it.
+    # Called by `trials` after each kill, when the variable is set.
     def report_kill(kill: Kill) -> None:
         watch(f"kill {len(trials.kills)} of {kills}: {kill.victim}, {kill.fell}")
 

@@ -68,8 +68,8 @@ def certify(
         One check for the width, then one for the depth.
 
     Raises:
-        ConfigError: Pretrained weights, or no configuration key that grows; or whatever a run would
-            refuse.
+        ConfigError: Pretrained weights or an adapter, or no configuration key that grows; or
+            whatever a run would refuse.
     """
     config = request.config
     if isinstance(config.model, PretrainedConfig) or isinstance(config.adapter, LoraConfig):
@@ -80,35 +80,33 @@ def certify(
     # 1. The base model, under the standard parametrization.
     parametrization = config.parametrization
     base = parametrization.base if isinstance(parametrization, MupConfig) else {}
-    small = replace(config, parametrization=StandardParametrizationConfig(name="standard"))
-    small = replace(small, model=replace(config.model, config=merged(config.model.config, base)))
-    prepared = prepare(small)
-    # 2. The configuration keys that grow with width and with depth.
+    base_config = replace(
+        config,
+        parametrization=StandardParametrizationConfig(name="standard"),
+        model=replace(config.model, config=merged(config.model.config, base)),
+    )
+    prepared = prepare(base_config)
+    builder = _ModelBuilder(
+        request=replace(request, config=base_config),
+        prepared=prepared,
+        keys={key: value for key, value in base.items() if not _DEPTH_KEY.search(key)},
+        parametrization=parametrization,
+        steps=steps,
+        along="width",
+        watch=watch,
+    )
+    # 2. The width. If the base names no key, those of `WIDTH_KEYS` grow that the model has.
     architecture = prepared.model.config
-    width_keys = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
-    depth_keys = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
-    if not width_keys:
+    if not builder.keys:
         values = {key: getattr(architecture, key, None) for key in WIDTH_KEYS}
-        width_keys = {key: value for key, value in values.items() if isinstance(value, int)}
-    if depths is not None and not depth_keys:
-        depth_keys = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
-    if not depths:
-        depths = (1, 2, 4) if depth_keys else ()
-    # 3. One check for each that has sizes.
-    checks = []
-    for along, sizes, keys in (("width", widths, width_keys), ("depth", depths, depth_keys)):
-        if not sizes:
-            continue
-        if not keys or not all(isinstance(size, int | Mapping) for size in keys.values()):
-            raise ConfigError(
-                f"optrun certify transfer: {along}: it is not known which key of"
-                f" {type(architecture).__name__} sets it. Give the key with its value at the base:"
-                " parametrization.base.KEY=NUMBER."
-            )
-        base_request = replace(request, config=small)
-        build = _ModelBuilder(base_request, prepared, keys, parametrization, steps, along, watch)
-        by_gradient = SCHEMAS[choice_of(config.optimizer)].transfer == "sgd"
-        checks.append(coordinate_check(build, sizes, seeds, along, by_gradient=by_gradient))
+        builder.keys = {key: value for key, value in values.items() if isinstance(value, int)}
+    checks = [_check_growth(builder, widths, seeds)]
+    # 3. The depth, if it was asked for, or the base names a key of it.
+    depth_keys = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
+    if depths or depth_keys:
+        default_keys = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
+        builder = replace(builder, keys=depth_keys or default_keys, along="depth", batches=[])
+        checks.append(_check_growth(builder, depths or (1, 2, 4), seeds))
     return checks
 
 
@@ -126,7 +124,7 @@ class _ModelBuilder:
     keys: Options
     """Configuration keys that grow with the size, with their values at the base."""
     parametrization: ParametrizationConfig
-    """For the models that are larger than the base."""
+    """The one to check; the models that are larger than the base have it."""
     steps: int
     """Optimizer steps of each model."""
     along: str
@@ -140,10 +138,10 @@ class _ModelBuilder:
         """Return the configuration of a model: the base with its keys multiplied by the size.
 
         At size 1 it has the standard parametrization, at larger sizes the one to check, with the
-        keys as its `base`.
+        keys as its `base`. For keys {"n_embd": 16} and size 4 the model has n_embd=64.
         """
         config = replace(self.request.config, seed=seed)
-        grown_keys = _scale_values(self.keys, int(size))
+        grown_keys = _multiply(self.keys, int(size))
         model = replace(config.model, config=merged(config.model.config, grown_keys))
         config = replace(config, model=model)
         if size == 1:
@@ -179,10 +177,34 @@ class _ModelBuilder:
         )
 
 
-def _scale_values(value: object, factor: int) -> Any:
-    """Multiply the whole numbers in nested mappings by a factor; return other values unchanged."""
+def _check_growth(
+    builder: _ModelBuilder, sizes: Sequence[int], seeds: Sequence[int]
+) -> CoordinateCheck:
+    """Run the coordinate check over models that the builder makes at each size and seed.
+
+    Raises:
+        ConfigError: The builder knows no key that grows with the size, or no number for it.
+    """
+    keys = builder.keys
+    if not keys or not all(isinstance(size, int | Mapping) for size in keys.values()):
+        raise ConfigError(
+            f"optrun certify transfer: {builder.along}: it is not known which key of"
+            f" {type(builder.prepared.model.config).__name__} sets it. Give the key with its value"
+            " at the base: parametrization.base.KEY=NUMBER."
+        )
+    by_gradient = SCHEMAS[choice_of(builder.request.config.optimizer)].transfer == "sgd"
+    return coordinate_check(builder, sizes, seeds, builder.along, by_gradient=by_gradient)
+
+
+def _multiply(value: object, factor: int) -> Any:
+    """Multiply a whole number, or all in nested mappings; return other values unchanged.
+
+    Example:
+        >>> _multiply({"n_embd": 16, "text_config": {"d_ff": 64}, "act": "gelu"}, 2)
+        {'n_embd': 32, 'text_config': {'d_ff': 128}, 'act': 'gelu'}
+    """
     if isinstance(value, Mapping):
-        return {key: _scale_values(entry, factor) for key, entry in value.items()}
+        return {key: _multiply(entry, factor) for key, entry in value.items()}
     if isinstance(value, int) and not isinstance(value, bool):
         return value * factor
     return value

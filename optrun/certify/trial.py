@@ -82,6 +82,7 @@ class Child:
         code = 1
         try:
             os.setpgid(0, 0)
+            # Standard input is empty; standard output and error go to the log.
             output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
@@ -132,9 +133,9 @@ class Child:
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
         """Kill the process or one of its ranks at random, and wait until all have ended.
 
-        If the victim is a rank, the process is left to end itself. Then its process group is
-        killed. Other ranks lead groups of their own, and end when they notice that the process is
-        gone.
+        If the victim is a rank, the process notices, and ends by itself. If it is the process, its
+        process group is killed. Other ranks lead groups of their own, and end when they notice that
+        the process is gone.
 
         Args:
             ranks: Process ids of its ranks.
@@ -146,11 +147,13 @@ class Child:
         Raises:
             TrialFailed: A rank is still alive after a minute.
         """
+        # 1. The process, or one of its ranks.
         victim = rng.choice([self.process, *ranks])
         if victim != self.process:
             _send_sigkill(victim)
             self.wait()
         self.kill()
+        # 2. The other ranks.
         start = time.monotonic()
         while any(map(_is_alive, ranks)):
             if time.monotonic() - start > _LEAVING_SECONDS:
@@ -253,6 +256,7 @@ class Trials:
         run = RunDir(self.folder / name)
         run.path.mkdir(parents=True)
         while True:
+            # 1. Start the run, or resume it.
             step_before = newest_checkpoint_step(run)
             resumes_before = len(_resumes(run))
             child = Child(
@@ -261,27 +265,31 @@ class Trials:
                 self.folder / f"{name}.log",
             )
             self.starts += 1
+            # 2. Kill it at a random moment, if it is not over before; wait for its end.
+            aimed_at = ""
+            victim = None
             try:
-                phase = ""
-                victim = None
                 if kills > 0:
-                    phase = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
-                    self._wait_for_moment(phase, run, child)
+                    aimed_at = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
+                    self._wait_for_moment(aimed_at, run, child)
                     victim = self._kill_unless_ended(child)
                 code = child.wait()
             finally:
                 child.kill()
+            # 3. Check how it started, how it ended and what it left.
             self._refuse_wrong_start(run, step_before, resumes_before)
             if victim is None and code != 0:
                 raise TrialFailed(
                     f"a start of the run ended with exit code {code}:\n{child.last_lines()}"
                 )
             _refuse_damage(run)
+            # 4. Nobody killed it: it trained to its end.
             if victim is None:
                 return run
+            # 5. Record the kill, and resume.
             kills -= 1
-            fell = _phase_of_kill(run, step_before)
-            kill = Kill(phase, fell, newest_checkpoint_step(run), victim)
+            phase = _phase_of_kill(run, step_before)
+            kill = Kill(aimed_at, phase, newest_checkpoint_step(run), victim)
             self.kills.append(kill)
             self.watch(kill)
 
@@ -316,7 +324,8 @@ class Trials:
             lines = _count_metrics_lines(run) + self.rng.randint(1, 2)
             self._wait_until(child, lambda: _count_metrics_lines(run) >= lines)
             self._wait_randomly(child, self.durations.step)
-        else:  # each save writes a temporary folder of its own
+        else:
+            # Each save writes a temporary folder of its own; a kill leaves that of its save behind.
             saves = self.rng.randint(1, 2)
             leftovers = set(_temporary_folders(run))
             seen: set[str] = set()
