@@ -314,7 +314,7 @@ class ContenderStudy:
         """
         value = self._trial_value(trial, job_table)
         rows = [job_table.row(job) for job in trial.jobs]
-        state = None
+        state = None  # Optuna's own: complete, since there is a value
         if value is None:
             if any(row.is_pruned for row in rows):
                 state = TrialState.PRUNED

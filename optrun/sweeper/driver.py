@@ -227,11 +227,13 @@ class Driver:
 
     def _finish_ended_launches(self) -> bool:
         """Call `_finish_launch` for each launch that has ended; tell whether there was one."""
-        codes = [(launch, launch.process.code()) for launch in self._open]
-        ended = [(launch, code) for launch, code in codes if code is not None]
-        for launch, code in ended:
-            self._finish_launch(launch, code)
-        return bool(ended)
+        has_ended = False
+        for launch in list(self._open):
+            code = launch.process.code()
+            if code is not None:
+                self._finish_launch(launch, code)
+                has_ended = True
+        return has_ended
 
     def _ask_to_stop(self) -> None:
         """Ask running jobs to save and end, by a stop file; by one SIGTERM if it cannot be made."""

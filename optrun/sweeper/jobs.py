@@ -191,23 +191,25 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         ConfigError: As `Composer`.
     """
     # 1. Compose each point; keep the first of each digest.
-    points_by_digest: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
+    first_points: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
     left_out: dict[str, dict[str, None]] = {}  # digest -> an ordered set of labels
     for point in points:
         values = compose(point)
-        point_overrides = tuple(compose.complete(point))
+        overrides = tuple(compose.complete(point))
         digest = config_digest(values)
-        first_point = points_by_digest.setdefault(digest, (point_overrides, values))
-        first_overrides, first_values = first_point
-        difference = label_of([token for token in point_overrides if token not in first_overrides])
+        if digest not in first_points:
+            first_points[digest] = overrides, values
+            continue
+        first_overrides, first_values = first_points[digest]
+        difference = label_of([token for token in overrides if token not in first_overrides])
         if difference and values != first_values:
             left_out.setdefault(digest, {})[difference] = None
-    if not points_by_digest:
+    if not first_points:
         return []
-    # 2. Make a job of each of them.
-    common = set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
+    # 2. Make a job of each of them; its label has what not all jobs share.
+    common = set.intersection(*(set(overrides) for overrides, _ in first_points.values()))
     jobs = []
-    for digest, (overrides, values) in points_by_digest.items():
+    for digest, (overrides, values) in first_points.items():
         name = job_name(values, digest)
         label = label_of([token for token in overrides if token not in common])
         jobs.append(

@@ -32,25 +32,29 @@ def build_sampler(
 ) -> optuna.samplers.BaseSampler:
     """Build the sampler of one trial.
 
+    `auto` is a Sobol sequence for a study of fewer than 16 trials and for the first quarter of a
+    larger one, at least 4 trials; then it is TPE.
+
     Args:
-        name: Kind of sampler.
+        name: Kind of sampler; `qmc` is a Sobol sequence.
         seed: Seed of the study.
         number: Number of the trial.
         n_trials: Number of trials of the study in the end.
         study: Name of the study, hashed into the seed.
         space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
-    start = max(4, n_trials // 4)
+    n_startup_trials = max(4, n_trials // 4)
     sampler_seed = trial_seed(seed, number, study)
     if name is Sampler.auto:
-        name = Sampler.qmc if n_trials < _FEWEST_FOR_TPE or number < start else Sampler.tpe
+        is_early = n_trials < _FEWEST_FOR_TPE or number < n_startup_trials
+        name = Sampler.qmc if is_early else Sampler.tpe
     match name:
         case Sampler.qmc:
             # One sequence for all trials: the storage knows how far it has come. Its seed counts
             # only if scrambled.
             return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
         case Sampler.tpe:
-            return optuna.samplers.TPESampler(seed=sampler_seed, n_startup_trials=start)
+            return optuna.samplers.TPESampler(seed=sampler_seed, n_startup_trials=n_startup_trials)
     return optuna.samplers.RandomSampler(seed=sampler_seed)
 
 

@@ -52,6 +52,7 @@ class Stop:
         self.at_work: Callable[[], Sequence[str]] = list
         """Returns the running jobs with unsaved steps."""
         self._before: dict[signal.Signals, Any] = {}
+        """The handlers of signals that were set before, to be set again at the end."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -85,9 +86,9 @@ class Stop:
         return "hydra.sweeper.timeout is up: stopping"
 
     def __enter__(self) -> Self:
-        main = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if main else ():
-            self._before[number] = signal.signal(number, self._on_signal)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
