@@ -118,6 +118,7 @@ def report(
             the report of other runs would be overwritten.
         StorageError: A file cannot be written.
     """
+    # 1. Read the runs. The question is the typed one; for a confirmation, that of its plan.
     dirs = [locate(str(directory)).runs_folder for directory in directories]
     planned = find_plans(dirs)
     runs = require_runs(dirs, beside=planned)
@@ -125,6 +126,7 @@ def report(
     plan = read_plan(dirs[0]) if len(dirs) == 1 else None
     question = typed if plan is None else question_of_plans([plan], runs, **typed)
     question["tuned"] = tuned_keys(run.path.parent for run in runs)
+    # 2. Compare them; again at a stricter level if they were tested with fewer seeds before.
     comparison = compare_runs(runs, **question)
     left = 0 if plan or planned else sum(run.is_waiting for run in runs)
     looks = (
@@ -134,11 +136,13 @@ def report(
     )
     if looks > 1:
         comparison = compare_runs(runs, **(question | {"looks": looks}))
+    # 3. Judge the confirmations beneath the directories, or take these runs for one.
     if plan is None:
         confirmed = judge_together(planned, dirs, comparison, **question)
     else:
         confirmed = ConfirmationResult.of(dirs[0], plan, comparison, looks)
     confirmation = confirmed or ConfirmationResult({}, comparison, looks=looks)
+    # 4. Write the verdict, and the command that would tell more.
     verdict = write_verdict(
         confirmation.comparison,
         confirmed=confirmation.seeds,
@@ -158,6 +162,7 @@ def report(
     )
     if following:
         verdict = replace(verdict, next=following.line, cost=following.cost)
+    # 5. Put the report together.
     typed_options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
     options = {key: value for key, value in typed_options.items() if value not in (None, "")}
     finished_report = Report(
@@ -175,6 +180,7 @@ def report(
         confirmed,
     )
     sections = _unfolded_sections(finished_report)
+    # 6. Choose its folder and the names of its files.
     folder = out or dirs[0]
     is_run_with_others = len(runs) > 1 and RunDir(dirs[0]).is_run()
     if out is None and (len(dirs) > 1 or is_run_with_others):
@@ -185,6 +191,7 @@ def report(
         if metric == comparison.findings.own_metric:
             options.pop("metric", None)
         stem += _file_suffix(options)
+    # 7. Write them.
     if len(runs) > 1:
         pictures = all_pictures(comparison, confirmation.comparison)
     else:
@@ -196,6 +203,7 @@ def report(
     finished_report.files.extend(
         _write_files(folder, stem, content, tables.runs_csv(comparison), pictures)
     )
+    # 8. Print it.
     if console is not None and brief:
         line = f"{verdict} More in {finished_report.files[0]}"
         console.print(Text(line), soft_wrap=True)
@@ -224,13 +232,19 @@ def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
 
 
 def _record_look(dirs: Sequence[Path], comparison: Comparison, left: int) -> int:
-    """Record this test in the folder of each sweep, and count the tests so far, this one included.
+    """Record this test in the folder of each sweep, and return its number among the tests so far.
 
-    A look is a test made while seeds are still being added, see `record_look`. In a sweep it is
-    identified by `comparison.unit`, which is the metric, or `score` over several workloads, and by
-    the largest number of seeds: a report with the same two is no further look.
+    Seeds may be added after each test, so the second one has number 2, see `record_look`. Two
+    reports of the same metric (`comparison.unit`) and the same largest number of seeds make the
+    same test, with the same number.
 
-    Returns 1 without a record if the report tests nothing, as while runs of a sweep are left.
+    Args:
+        dirs: The reported directories; single runs among them are passed over.
+        comparison: The comparison of their runs.
+        left: How many runs of a sweep have not ended.
+
+    Returns:
+        1, without a record, if the report tests nothing or runs are left.
     """
     if left or comparison.ttest is None or not comparison.ttest.is_tested:
         return 1
@@ -298,25 +312,27 @@ def _print_runs_without_result(runs: Sequence[Run], console: Console) -> None:
 
 
 def _unfolded_sections(report: Report) -> list[Section]:
-    """List the unfolded tables of a page, the table of the contenders first.
+    """List the tables that a page shows without a click, that of the contenders first.
 
-    If a confirmation beneath the sweep has ended, the table of its fresh seeds comes first, and
-    that of the sweep second. A single run adds its metrics; several workloads add a table of all
+    If a confirmation beneath the sweep has ended, the contenders on its fresh seeds come first, and
+    those of the sweep second. A single run adds its metrics; several workloads add a table of all
     of them, and the contenders of each.
     """
     comparison = report.comparison
     confirmed = report.confirmed
+    # 1. The contenders.
     if comparison.several:
         table = tables.scores_table(comparison)
     else:
         table = tables.ranking_table(comparison.findings)
     note = _explain_intervals(comparison.ttest)
     sections = [Section("", table, note)]
-    has_ended_confirmation = confirmed and confirmed.comparison is not comparison
-    if confirmed is not None and has_ended_confirmation:
+    # 2. Those on fresh seeds before them. If no confirmation has ended, the two are one object.
+    if confirmed is not None and confirmed.comparison is not comparison:
         fresh = confirmed.comparison.findings
         first = Section("", tables.ranking_table(fresh), _explain_intervals(fresh.ttest))
         sections = [first, Section("The choice that was confirmed", table, note)]
+    # 3. The run, or the workloads.
     if len(comparison.runs) == 1:
         sections.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
     elif comparison.several:
@@ -349,12 +365,14 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
     comparison = report.comparison
     runs = comparison.runs
     single = len(runs) == 1
+    # 1. The subtitle.
     by = "the metric of each workload" if comparison.several else comparison.findings.metric
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     counts = f"{plural(len(runs), 'run')} ({tables.count_states(runs)})"
     confirmed = report.confirmed
     if confirmed and confirmed.comparison is not comparison:
         counts += f" and {plural(len(confirmed.comparison.runs), 'run')} of the confirmation"
+    # 2. The folded tables: all configurations and all runs of each workload.
     folds = []
     for workload in comparison.workloads:
         within = f" of {workload.name}" if workload.name else ""
@@ -363,6 +381,7 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
             Section(f"Every configuration{within}", tables.configurations_table(workload)),
             Section(f"Every run{within}", by_run),
         ]
+    # 3. The test behind the verdict: that on fresh seeds if there is one.
     decisive = comparison if confirmed is None else confirmed.comparison
     tested = fill_text("tested.txt", comparison=decisive, kind=report.verdict.kind)
     return {
@@ -382,7 +401,10 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
 
 
 def _title(comparison: Comparison) -> str:
-    """Write the title of a report: number of contenders, models and data."""
+    """Write the title of a report, such as `2 contenders: gpt_tiny on stdlib`.
+
+    Over several workloads, such as `2 contenders over 3 workloads`.
+    """
     names: set[str] = set()
     for workload in comparison.workloads:
         names.update(contender.name for contender in workload.contenders)
@@ -400,8 +422,9 @@ def _title(comparison: Comparison) -> str:
 def _list_commands(comparison: Comparison) -> list[tuple[str, str, str]]:
     """List the name of each contender, a note, and the shell line of its chosen configuration.
 
-    The note names the workload if there are several, counts the seeds, and says whether a run was
-    changed when it was resumed. Contenders without a run are left out.
+    Such as ("lamb", "3 seeds", "optrun -m optimizer=lamb lr=2e-3 seed=0,1,2"). The note names the
+    workload if there are several, counts the seeds, and says whether a run was changed when it was
+    resumed. Contenders without a run are left out.
     """
     commands = []
     for workload in comparison.workloads:

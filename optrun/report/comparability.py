@@ -37,6 +37,9 @@ def unify_paths(runs: Sequence[Run]) -> None:
     starts where its run was started. They also do if two runs of one seed saw the same examples
     through them, even if the files were moved since.
 
+    If one run was started in /work with `data.train=a.csv`, and a later one has
+    `data.train=/work/a.csv`, the later one gets `respelt["data.train"] = "a.csv"`.
+
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.
     """
@@ -44,6 +47,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
     for key in all_keys(runs):
         values = {run.config.get(key) for run in runs}
         texts = [value for value in values if isinstance(value, str)]
+        # Most keys have one value, or hold no path.
         if len(texts) < 2 or not any("/" in text or "." in text for text in texts):
             continue
         # What the files are -> their first spelling.
@@ -53,6 +57,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
             if not isinstance(value, str):
                 continue
             folder = folder_of_start(RunDir(run.path).hydra)
+            # By the examples and by the real path, whichever is known.
             candidates = (_identify_examples(run, key), _identify_files(value, folder))
             identities = [identity for identity in candidates if identity is not None]
             spelling = value
@@ -102,7 +107,7 @@ def _identify_files(value: str, folder: Path | None) -> object | None:
 
 
 def shorten_paths(values: Iterable[object]) -> dict[object, str]:
-    """Cut the first folders and the last parts common to all paths.
+    """Shorten paths: cut the first folders and the last parts that all of them have.
 
     Args:
         values: The values of one setting.
@@ -124,6 +129,7 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
     shortest = min(map(len, parts), default=0)
     if len(paths) < 2 or shortest < 2:
         return {}
+    # 1. Count the parts to cut at both ends.
     shared_first = _count_shared(parts)
     shared_last = 0
     if shared_first == shortest:
@@ -132,6 +138,7 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
         shared_last = _count_shared([path_parts[::-1] for path_parts in parts])
         # The shortest path keeps one part.
         shared_last = min(shared_last, shortest - shared_first - 1)
+    # 2. Cut them.
     short = {}
     for path, path_parts in zip(paths, parts, strict=True):
         short[path] = "/".join(path_parts[shared_first : len(path_parts) - shared_last])
@@ -151,11 +158,12 @@ def _count_shared(paths: Sequence[Sequence[str]]) -> int:
 def explain_incomparable(runs: Sequence[Run]) -> str:
     """Explain why runs with a score cannot be ranked together; empty if they can.
 
-    Runs may differ in tokenizer or text length, which a sweep may compare, but not in their
-    evaluation rows.
+    They cannot if their tasks differ, or if runs of one seed were evaluated on different rows, see
+    `_explain_different_rows`. A sweep may compare tokenizers or text lengths.
 
     Returns:
-        A clause that names the tasks, or the data.
+        A clause that names the tasks or the data, such as "the runs were evaluated on different
+        rows (a.csv, b.csv)".
     """
     tasks = sorted({_name_task(run) for run in runs if run.config.get("task.name")})
     if len(tasks) > 1:
@@ -198,6 +206,7 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
     """
     evaluation_settings: set[tuple[object, ...]] = set()
     fingerprints: set[str] = set()
+    # Settings of data, model and task -> the fingerprint of the first run with them.
     fingerprint_of_example_settings: dict[tuple[tuple[str, str], ...], str] = {}
     for run in runs:
         # A fingerprint is that of the training examples, a dash, that of the evaluation examples.
@@ -209,8 +218,9 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
         keys = sorted(key for key in run.config if key.startswith(_GROUPS_OF_EXAMPLES))
         example_settings = tuple((key, str(run.config[key])) for key in keys)
         first = fingerprint_of_example_settings.setdefault(example_settings, fingerprint)
-        if first != fingerprint:
+        if first != fingerprint:  # case 2
             return "the content of the evaluation data changed between the runs"
+    # Case 3; one fingerprint is case 1, one choice of rows case 4.
     if len(evaluation_settings) > 1 and len(fingerprints) > 1:
         names = sorted({name_data(run) for run in runs})
         return f"the runs were evaluated on different rows ({', '.join(names[:4])})"
@@ -218,9 +228,10 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
 
 
 def _evaluation_settings(run: Run) -> tuple[object, ...]:
-    """Collect the settings behind the choice of the evaluation rows.
+    """Collect the values of the settings that choose the evaluation rows, as a key to compare by.
 
-    Without `data.eval` the rows are held out from the training data, whose settings count then.
+    These are `data.eval` and `_EVALUATION_KEYS`. Without `data.eval` the rows are held out from the
+    training data, whose settings count in its place.
     """
     keys = ["data.train", "data.train_split", "data.eval_fraction"]
     if run.config.get("data.eval") is not None:
@@ -231,7 +242,11 @@ def _evaluation_settings(run: Run) -> tuple[object, ...]:
 
 
 def name_data(run: Run) -> str:
-    """Name the data: the evaluation file, else the path on the hub, else the choice."""
+    """Name the evaluation data of a run.
+
+    By the first that it has: `data.eval`, `data.path` (of the hub), `data.train`, and the choice
+    `data=`.
+    """
     for key in ("data.eval", "data.path", "data.train", "data.name"):
         value = run.setting(key)
         if value is not None:

@@ -145,10 +145,10 @@ class Contender:
     """Against the reference; None where nothing is compared."""
 
 
-def _decisive_keys(runs: Sequence[Run]) -> set[str]:
-    """Find the keys with an effect only under another option, if a run has it.
+def _keys_with_effect(runs: Sequence[Run]) -> set[str]:
+    """Find the keys of `_KEYS_WITHOUT_EFFECT` that do have an effect under an option of a run.
 
-    Such as the metric of early stopping; see `conditional_keys`.
+    Such as `checkpoint.metric` with early stopping; see `conditional_keys`.
     """
     keys = set(DISTRIBUTED_DTYPES)
     for run in runs:
@@ -161,10 +161,11 @@ def _decisive_keys(runs: Sequence[Run]) -> set[str]:
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys with different values among the runs, the model's name first.
 
-    A key that always follows from the choice of its group is left out: `optimizer.betas`, if it
-    differs only because `optimizer.name` does. So are keys without effect on the result, and seeds.
+    Three kinds of keys are left out: those without effect on the result; seeds, also `data.seed` if
+    it follows `seed`; and keys whose value always follows from the choice of their group, such as
+    `optimizer.betas` if it differs only because `optimizer.name` does.
     """
-    conditional = _decisive_keys(runs)
+    conditional = _keys_with_effect(runs)
     keys = []
     for key in all_keys(runs):
         group = key.partition(".")[0]
@@ -174,7 +175,8 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         if _repeats_seed(key, runs):
             continue
         choice = f"{group}.name"
-        # Without other keys, "implied" means that all runs have the same value.
+        # Nothing implies the choice itself: without other keys, "implied" means that all runs have
+        # the same value.
         other_keys = [] if key in (choice, group) else [choice]
         if not is_implied(key, other_keys, runs):
             keys.append(key)
@@ -222,8 +224,10 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Drop each key whose value follows from the value of one other key in all runs.
 
     If batch size and warm-up were always changed together, one of them is enough. The key that the
-    first run's command line names first stays, but never `eval_steps`: nobody compares by it.
+    first run's command line names first stays, but never `eval_steps`: nobody compares by it. The
+    order of the keys stays.
     """
+    # 1. Order the keys by where they were typed.
     overrides = runs[0].overrides if runs else []
     typed = [key_of(override) for override in overrides]
 
@@ -236,6 +240,7 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
                 return typed.index(name)
         return len(typed)
 
+    # 2. Beginning with the last one, drop each that one of the remaining keys implies.
     remaining = list(keys)
     for key in sorted(keys, key=position, reverse=True):
         other_keys = [other_key for other_key in remaining if other_key != key]
@@ -245,7 +250,10 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def is_implied(key: str, other_keys: Sequence[str], runs: Iterable[Run]) -> bool:
-    """Tell whether runs with the same values of other keys have the same value of this key."""
+    """Tell whether runs with the same values of other keys have the same value of this key.
+
+    Without other keys: whether all runs have the same value.
+    """
     values: dict[tuple[object, ...], object] = {}
     for run in runs:
         value = run.settings([key])
@@ -272,13 +280,16 @@ def build_configurations(
         Configurations in the order of their first run. If a seed occurs twice, the finished run
         counts, then the one updated last. A diverged run gets the score of `score_of_diverged`.
     """
+    # 1. The score of diverged runs.
     scores = [run.score(metric) for run in runs]
     finished_scores = [score for score in scores if score is not None]
     untrained_scores = [run.untrained_score(metric, mode) for run in runs]
     worst = score_of_diverged(finished_scores, untrained_scores, mode)
+    # 2. Paths as short as they stay different.
     short_paths = {}
     for key in keys:
         short_paths[key] = shorten_paths(run.setting(key) for run in runs if key in run.config)
+    # 3. One configuration for all runs with the same settings.
     groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.settings(keys)].append(run)
@@ -312,13 +323,14 @@ def _join_seeds(
     """
     configuration = Configuration(settings, runs)
 
+    # 1. The run that counts for each seed.
     def priority(run: Run) -> tuple[bool, str]:
         return run.finished, str(run.summary.get("updated_at", ""))
 
-    # The last run of a seed in this order is the one that counts.
     by_update = sorted(runs, key=priority)
-    latest = {run.seed or 0: run for run in by_update}
+    latest = {run.seed or 0: run for run in by_update}  # the last run of a seed stays
     configuration.repeated = [run for run in by_update if run is not latest[run.seed or 0]]
+    # 2. Its score, by rising seed.
     for seed, run in sorted(latest.items()):
         score = worst if run.diverged else run.score(metric)
         if score is None:
@@ -326,6 +338,7 @@ def _join_seeds(
         configuration.scores[seed] = score
         if run.diverged:
             configuration.diverged_seeds.add(seed)
+    # 3. The mean loss of all runs.
     losses = [run.last(loss_beside(metric)) for run in runs]
     finite_losses = [loss for loss in losses if loss is not None]
     if finite_losses:

@@ -80,11 +80,12 @@ class ConfirmationPlan:
         )
 
     def check(self) -> None:
-        """Refuse a plan file with values of wrong types.
+        """Refuse a plan whose file holds values of wrong types.
 
         Raises:
-            TypeError: A value has a wrong type.
+            TypeError: A value has a wrong type, there is no seed, or a number is not above 0.
         """
+        # 1. Texts, and lists of texts.
         optional = (self.reference, self.config_name, self.sweep)
         texts: list[object] = [self.metric, *(text for text in optional if text is not None)]
         for tokens in (self.by, self.config_dir or [], *self.contenders.values()):
@@ -93,10 +94,12 @@ class ConfirmationPlan:
             texts += tokens
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("names, keys and overrides: expected strings")
+        # 2. Seeds.
         if not isinstance(self.seeds, list) or not self.seeds:
             raise TypeError("seeds: expected a list")
         if not all(type(seed) is int for seed in self.seeds):
             raise TypeError("seeds: expected whole numbers")
+        # 3. Numbers; None is unknown.
         for number in (self.power, self.difference, self.spread):
             if number is None:
                 continue
@@ -143,8 +146,12 @@ class ConfirmationRequest:
     def line(self, sweep: Path, out: Path | None) -> list[str]:
         """Compose the `optrun confirm` command with these options, as shell words.
 
-        Without seeds, power and difference, which the recorded plan fixes. out: None for the usual
-        folder.
+        Such as `["optrun", "confirm", "outputs/sweeps/a", "metric=eval/accuracy"]`. Without seeds,
+        power and difference, which the recorded plan fixes.
+
+        Args:
+            sweep: The sweep to confirm.
+            out: Directory of the confirming runs; None: the usual one, which needs no `out=`.
         """
         tokens = ["optrun", "confirm", str(sweep)]
         by = ",".join(self.by)
@@ -160,18 +167,20 @@ def load_or_make_plan(
     folder: Path,
     request: ConfirmationRequest | None = None,
 ) -> tuple[ConfirmationPlan, str]:
-    """Plan the confirmation of a sweep, or load the existing plan.
+    """Plan the confirmation of a sweep, or load the existing plan; nothing is written.
 
     Args:
         sweep: The sweep to confirm.
-        folder: Directory of the confirming runs.
+        folder: Directory of the confirming runs, where the existing plan lies; may be missing.
         request: The typed options.
 
     Returns:
-        The plan, and a note about it for the user.
+        The plan, and a note about it for the user: why so many seeds, and what the runs cost, or
+        that it is continued.
 
     Raises:
-        ConfigError: As for `make_plan`; or the folder holds the confirmation of another sweep.
+        ConfigError: As for `make_plan`; or the folder holds something else than a confirmation of
+            this choice with these seeds.
     """
     request = request or ConfirmationRequest()
     other_plans = find_plans([sweep])
@@ -252,12 +261,13 @@ def _refuse_other_plan(
     request: ConfirmationRequest,
     folder: Path,
 ) -> None:
-    """Refuse to continue a plan of another choice, or with other seeds.
+    """Refuse to continue a plan if the sweep now chooses otherwise, or other seeds were typed.
 
     Raises:
         ConfigError: The sweep now chooses other contenders, another baseline or another metric
             than the plan; or other seeds, power or difference were typed.
     """
+    # 1. Compare it with the plan that would be made now.
     current, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
     changed = [
         name
@@ -280,6 +290,7 @@ def _refuse_other_plan(
             f"{folder} confirms another choice: {'; '.join(reasons)}. To begin another"
             " confirmation, add out=DIR."
         )
+    # 2. Compare it with the typed seeds.
     if not _has_same_size(request, plan):
         raise ConfigError(
             f"{folder} was planned with seeds {write_seeds(plan.seeds)}; adding seeds until"
@@ -406,10 +417,11 @@ def _choose_seeds(
 ) -> tuple[ConfirmationPlan, str]:
     """Add as many fresh seeds to a plan as detect the smallest difference that matters.
 
-    If more than `MOST_SEEDS` are needed, `MOST_SEEDS` are planned and the note says so. If the
-    sweep shows no spread between seeds, or no smallest difference is known,
-    `SEEDS_WITHOUT_SPREAD` are planned. The difference that the sweep observed is not used: it was
-    selected for being large.
+    1. If the sweep shows no spread between seeds, or no smallest difference is known:
+       `SEEDS_WITHOUT_SPREAD`.
+    2. Else as many as find the smallest difference with the chance `power`, see `seeds_for`. The
+       difference that the sweep observed is not used: it was selected for being large.
+    3. If these are more than `MOST_SEEDS`: `MOST_SEEDS`, and the note says so.
 
     Args:
         plan: The plan without seeds.
@@ -420,6 +432,7 @@ def _choose_seeds(
     Returns:
         The plan, and a note about it for the user.
     """
+    # 1. The difference to find, and the spread between seeds.
     ttest = findings.ttest
     power = request.power or POWER
     difference = request.difference or (ttest.matters if ttest is not None else math.nan)
@@ -431,6 +444,7 @@ def _choose_seeds(
         seeds = list(range(first, first + count))
         plan = replace(plan, seeds=seeds, power=power, difference=request.difference)
         return plan, f"{count} fresh seeds: the sweep says nothing of the spread between seeds"
+    # 2. The number of seeds; None: more than `MOST_SEEDS`.
     needed = seeds_for(
         difference,
         sd=sd,
@@ -441,6 +455,7 @@ def _choose_seeds(
         most=MOST_SEEDS,
     )
     seeds = list(range(first, first + (needed or MOST_SEEDS)))
+    # 3. The note; a chance of 0.8 is written as 4 of 5 cases.
     chance = Fraction(power).limit_denominator(100)
     cases = f"{chance.numerator} of {chance.denominator} cases"
     size = f"a difference of {difference:.4g} {plan.metric}"
@@ -498,9 +513,9 @@ def write_seeds(seeds: Sequence[int]) -> str:
 
 
 def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
-    """Find the confirmations with a run beneath some directories, at any depth.
+    """Find the confirmations with a run beneath some directories, at any depth: folder -> plan.
 
-    The directories themselves are not searched for a plan.
+    A directory that is itself a confirmation is not in the result.
     """
     plans: dict[Path, ConfirmationPlan] = {}
     for directory in directories:

@@ -60,7 +60,17 @@ class ConfirmationResult:
         comparison: Comparison,
         looks: int,
     ) -> ConfirmationResult:
-        """Build the result of a report on a single confirmation."""
+        """Build the result of a report on the folder of a single confirmation.
+
+        It counts as fresh seeds only if all planned runs have ended, and if metric, baseline and
+        keys of the report are the planned ones; else a note says what is missing or different.
+
+        Args:
+            folder: The folder of the confirmation.
+            plan: Its plan.
+            comparison: Comparison of its runs.
+            looks: How many confirmations of the sweep have ended, this one included.
+        """
         findings = comparison.findings
         note = explain_waiting(plan, comparison.runs)
         plans = {folder: plan}
@@ -81,9 +91,12 @@ def judge_together(
 ) -> ConfirmationResult | None:
     """Test the contenders on the runs of all ended confirmations directly beneath the sweeps.
 
-    A confirmation repeats the chosen configurations on fresh seeds. Only those of the same metric
-    and configurations as the last ended one count. Notes name the others and the unfinished ones.
-    Returns None if no confirmation was begun.
+    A confirmation repeats the chosen configurations on fresh seeds. The runs of several are tested
+    together; those that differ in metric or configurations from the last ended one do not count.
+    Notes name these and the unfinished ones.
+
+    Returns None if no confirmation was begun. If none has ended, the comparison of the result is
+    `choice`, the same object.
 
     Args:
         planned: Folder -> plan, see `find_plans`.
@@ -168,10 +181,11 @@ def question_of_plans(
 ) -> Question:
     """Build the options to analyse confirming runs with, from their plans; typed options win.
 
-    Metric and keys come from the last plan; a metric that no run has a score in is left out.
-    `matters` is the smallest planned difference, else that of the runs' configuration. The
-    baseline is the reference of the plans, if all have the same and it has runs.
+    - `metric` and `by` are those of the last plan; a metric that no run has a score in is left out.
+    - `matters` is the smallest planned difference, else that of the runs' configuration.
+    - `baseline` is the reference of the plans, if all have the same and one of the runs is of it.
     """
+    # 1. Metric, keys and the smallest difference.
     last = plans[-1]
     differences = [plan.difference for plan in plans if plan.difference]
     matters = min(differences) if differences else read_matters(runs)
@@ -181,6 +195,7 @@ def question_of_plans(
         "by": typed.get("by") or last.by,
         "matters": typed.get("matters") or matters,
     }
+    # 2. The baseline, if the runs have a contender of this name.
     baseline = typed.get("baseline")
     if baseline is None and all(plan.reference == last.reference for plan in plans):
         names = {contender.name for contender in compare_runs(runs, **question).findings.contenders}
@@ -246,7 +261,8 @@ def choose_next_command(
     """Choose the next command: continue a confirmation, widen the lr grid, or confirm the choice.
 
     None if nothing is left to do or optrun would refuse the command, for several directories or
-    workloads, for forks of a trunk, and if longer training is needed instead.
+    workloads, for runs that continue from a checkpoint of another run (`branch_from=`), and if
+    longer training is needed instead.
 
     Args:
         comparison: Comparison of the reported runs.
@@ -258,14 +274,17 @@ def choose_next_command(
     findings = comparison.findings
     if comparison.several or len(dirs) > 1 or ttest is None or forks_of(findings.runs):
         return None
+    # 1. A confirmation was begun.
     if confirmed is not None:
         return _confirm_again(confirmed)
+    # 2. The choice is not made yet: neither more seeds nor a confirmation would help.
     if needs_longer_training(findings):
         return None
     sweep = dirs[0]
     wider_grid = _widen_grid(findings, sweep)
     if wider_grid or learns_nothing(findings):
         return wider_grid
+    # 3. Fresh seeds could decide, or free the verdict from the seeds that chose.
     if could_more_seeds_decide(ttest) or any(map(is_selected_by_metric, findings.ranked)):
         return _confirm(sweep, sweep / FOLDER, request, findings.runs)
     return None
@@ -289,12 +308,13 @@ def continue_sweep(sweeps: Sequence[Path], runs: Sequence[Run], left: int) -> Ne
 def could_more_seeds_decide(ttest: TtestResult) -> bool:
     """Tell whether more seeds could decide on a contender.
 
-    They could if the contender is not decided yet and the interval of its difference reaches
-    beyond `matters`, or it has no interval.
+    They could if no test decided on the contender yet, and the interval of its difference is not
+    within +-`matters`, so that the difference may matter.
     """
     for name, result in ttest.comparisons.items():
         if name == ttest.reference or result.verdict not in _OPEN:
             continue
+        # False without an interval, whose ends are NaN.
         is_small = max(abs(result.low), abs(result.high)) <= ttest.matters
         if not is_small:
             return True
@@ -304,9 +324,12 @@ def could_more_seeds_decide(ttest: TtestResult) -> bool:
 def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     """Compose the command to extend the lr grid of contenders whose best lr is at its edge.
 
-    One command covers several contenders if they differ only in the optimizer; else it is for the
-    first. None if more than lr was tuned, and for a search or a recipe that is a sweep: one more
-    value does not widen those.
+    Such as `optrun -m optimizer=lamb lr=4e-3 seed=0,1 hydra.sweep.dir=...`, which adds runs to the
+    sweep. One command covers several contenders if they differ only in the optimizer, by
+    `search.lamb.lr=4e-3 search.adamw.lr=2e-3`; else it is for the first.
+
+    None without such a contender, if more than lr was tuned, and for a search or a recipe that is a
+    sweep: one more value does not widen those.
     """
     edges = find_contenders_at_edge(findings)
     if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
@@ -358,11 +381,11 @@ def _without_optimizer(run: Run) -> list[str]:
 def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     """Compose the command to continue an unfinished confirmation, or to begin another.
 
-    Another one, on fresh seeds, only if more seeds could decide. None if the confirmed sweep is
-    gone.
+    Another one, on fresh seeds, begins only if more seeds could decide; its folder is numbered, as
+    `confirm-2`. None if neither is of use, or the confirmed sweep is gone.
     """
     runs = confirmed.comparison.runs
-    # 1. Continue the first unfinished confirmation, or begin one after the last.
+    # 1. Continue the first unfinished confirmation; without one, go on from the last.
     folder, plan = next(iter(confirmed.waiting.items()), list(confirmed.plans.items())[-1])
     sweep = find_confirmed_sweep(folder, plan)
     if sweep is None:

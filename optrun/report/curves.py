@@ -127,7 +127,10 @@ def smooth(values: Array, width: float) -> Array:
 
 
 def _distinct_learning_rates(run: Run) -> list[str]:
-    """List the metrics of learning rates, each different curve once, the highest peak first."""
+    """List the metrics of learning rates, each different curve once, the highest peak first.
+
+    Names are `train/lr` and those of layers with an lr of their own, such as `lr/head`.
+    """
     logged = [
         name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))
     ]
@@ -145,7 +148,8 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
 
     The axis is logarithmic if the largest value is more than 30 times the median. Each NaN or
     infinite value is a cross on the upper edge. A ring marks the best value of the first evaluation
-    metric, unless the untrained model was better. Resumes are dotted lines.
+    metric, unless the untrained model was better. Resumes are dotted lines. Metrics without a value
+    are left out; if none has one, the panel says so.
     """
     lines = {}
     for name in names:

@@ -23,6 +23,7 @@ class Difference:
     """One contender against the reference."""
 
     series: int
+    """Index of the contender, which decides its colour."""
     comparison: ReferenceComparison
     seeds: dict[int, float]
     """Paired differences by seed."""
@@ -35,9 +36,10 @@ def differences(
     scores: Scores,
     diverged_seeds: Mapping[str, Collection[int]],
 ) -> list[Difference]:
-    """Subtract the scores of its reference from each contender's, seed by seed.
+    """Subtract the reference's score from each contender's, seed by seed.
 
-    At most `LINES` contenders. One without a difference is left out.
+    Only seeds that both have. One without a difference is left out; of the others the first
+    `LINES` are returned. `series` is the position among all, so that colours do not shift.
 
     Args:
         comparisons: Contender -> comparison, in the order of the pictures; None: not ranked.

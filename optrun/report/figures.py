@@ -19,8 +19,10 @@ def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) ->
 
     Args:
         comparison: The reported runs.
-        confirmed: The runs on fresh seeds that give the verdict, if a confirmation has ended.
+        confirmed: The runs that give the verdict: those on fresh seeds if a confirmation has ended,
+            else `comparison` itself, or None.
     """
+    # 1. Several workloads.
     if comparison.several:
         drawn = verdict_picture(comparison)
         for number, workload in enumerate(comparison.workloads, start=1):
@@ -29,10 +31,11 @@ def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) ->
                 title = f"{workload.name}: {picture.title}"
                 drawn.append(replace(picture, name=name, title=title))
         return drawn
+    # 2. One workload.
     drawn = pictures(comparison.findings)
     if confirmed is None or confirmed is comparison or confirmed.several:
         return drawn
-    # The fresh seeds give the verdict; the other pictures are of the runs that chose.
+    # 3. With fresh seeds: they give the verdict; the other pictures are of the runs that chose.
     fresh = _order_as_ranked(confirmed.findings, comparison)
     of_choice = [picture for picture in drawn if picture.name != "differences"]
     return [*verdict_picture(Comparison.of(fresh)), *of_choice]

@@ -133,6 +133,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     by = list(question.get("by", ()))
     baseline = question.get("baseline")
     metric, mode = choose_metric(runs, question.get("metric"))
+    # 1. Find the keys that differ: some separate contenders, the others were tuned for each.
     described = [run for run in runs if run.has_config]
     unify_paths(described)
     _name_trunks(described)
@@ -148,8 +149,10 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
         for key in keys
         if key not in compared and (key == "lr" or not is_implied(key, compared, described))
     ]
+    # 2. Group the runs.
     configurations = build_configurations(described, keys, metric, mode)
     contenders = build_contenders(configurations, compared, mode)
+    # 3. Rank and test the contenders, if their scores can be compared.
     scored = [run for run in described if run.score(metric) is not None]
     incomparable = explain_incomparable(scored)
     if metric.startswith("train/"):
@@ -175,6 +178,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
             looks=question.get("looks", 1),
         )
         contenders = _rank(contenders, ttest, mode)
+    # 4. The metric of the untrained models.
     before = [run.before_training(metric) for run in described]
     untrained = [value for value in before if value is not None]
     return Findings(
@@ -231,6 +235,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     Raises:
         ConfigError: No run has logged the user's choice, or it is a training metric.
     """
+    # 1. Count the main metrics that runs name, with their modes.
     main_metrics: Counter[tuple[str, str]] = Counter()
     for run in runs:
         name = str(run.from_summary("main_metric", "name") or "")
@@ -241,6 +246,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
         if main_metrics:
             return main_metrics.most_common(1)[0][0]
         return DEFAULT_METRIC, "min"
+    # 2. Check the user's choice.
     logged_metrics = set[str]().union(*(run.log.names() for run in runs))
     if metric not in logged_metrics:
         raise ConfigError(
@@ -252,6 +258,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
             f"metric={metric}: a training metric cannot rank runs. Expected an evaluation metric: "
             f"{', '.join(evaluated[:8]) or 'these runs have none'}."
         )
+    # 3. Its mode, if the runs do not contradict each other.
     modes = {mode for name, mode in main_metrics if name == metric}
     if len(modes) == 1:
         return metric, modes.pop()
@@ -274,17 +281,19 @@ def forks_of(runs: Iterable[Run]) -> dict[Path, Fork]:
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:
-    """Replace the trunk in the settings of each fork by its step, such as `step 100`.
+    """Name the checkpoint that a fork continues from by its step alone, such as `step 100`.
 
-    A fork continues from a checkpoint of another run, its trunk. Forks of the same step then have
-    equal settings if their trunks differ only in the seed. The name of a trunk is added if trunks
-    differ in more than the seed.
+    A fork continues from a checkpoint of another run, its trunk (`branch_from=`). Forks of several
+    trunks are seeds of one configuration if their trunks differ only in the seed, so the path of
+    the trunk may not separate them. If trunks differ in more, the name of one is added: `oak step
+    100`.
 
     Args:
-        runs: Changed in place: `respelt` maps keys to the common spelling.
+        runs: Changed in place: `respelt["branch_from"]` of each fork is set.
     """
     forks = forks_of(runs)
-    # Trunks that differ only in the seed are of one kind; the first run of a kind gives its name.
+    # Trunks that differ only in the seed are of one kind. In reverse, so that the first run of a
+    # kind gives its name.
     kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
     for run in runs:
         if run.path in forks:

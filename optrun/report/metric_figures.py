@@ -39,6 +39,7 @@ class SeedLine:
     """One run of a contender's best configuration."""
 
     series: int
+    """Index of the contender, which decides its colour."""
     contender: str
     finished: bool
     x: Array
@@ -48,7 +49,10 @@ class SeedLine:
 
 
 def choose_axis(contenders: Sequence[Contender]) -> Axis:
-    """Choose the x axis: optimizer steps, or epochs if batch sizes differ and all runs log them."""
+    """Choose the x axis: optimizer steps, or epochs if the batch sizes of runs differ.
+
+    Steps again if one of the runs did not log `epoch`.
+    """
     runs: list[Run] = []
     for contender in contenders:
         runs += contender.configuration.runs
@@ -131,14 +135,15 @@ def _line_style(line: SeedLine, *, is_first: bool, is_alone: bool) -> dict[str, 
 
 
 def _set_metric_limits(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
-    """Set the y limits to the last values and the values after a quarter of training.
+    """Set the y limits so that the last three quarters of training are seen.
 
-    The steep descent before that quarter is cut, see `set_limits`.
+    They reach from the best value of any line to the last values and to the median of the values
+    after a quarter of training. The steep descent before is cut, as are outliers, see `set_limits`.
     """
     ends = [float(line.y[-1]) for line in lines]
     values = np.concatenate([line.y for line in lines])
     best = float(values.min() if mode == "min" else values.max())
-    # The median over lines; + 2 rounds the quarter to the nearest index.
+    # Adding 2 rounds the quarter to the nearest index.
     values_after_quarter = [line.y[(len(line.y) + 2) // 4] for line in lines]
     after_quarter = float(np.median(values_after_quarter))
     set_limits(ax, [best, *ends], mode, least=abs(after_quarter - best))
@@ -150,6 +155,7 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
     Each point is a mean over seeds with a thin line from the best to the worst seed. Points of
     a contender with more than `_CROWDED` rates are not joined.
     """
+    # 1. The axes: all tried rates, and the means without outliers.
     figure, ax = panel(len(contenders), "peak learning rate", f"final {findings.metric}")
     lrs: list[float] = []
     all_means: list[float] = []
@@ -169,6 +175,7 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
         note_cut_contenders(ax, findings.mode, bests)
+    # 2. The lines and points of each contender.
     width = 1.4
     if max(len(contender.lr_curve.points) for contender in contenders) > _CROWDED:
         # So many rates come from a search, whose neighbours differ in other settings, too: a line

@@ -96,8 +96,9 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
 def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0) -> None:
     """Set the y limits from the best value to the reach of the others, and format the ticks.
 
-    Changes nothing without a finite value. If all values are equal, the limits reach 2 % of the
-    best beyond it, or 0.01 if it is 0.
+    With values 1.0, 1.1 and 9.0 and mode "min" they reach from 1.0 to 1.1, with a margin. Changes
+    nothing without a finite value. If all values are equal, the limits reach 2 % of the best beyond
+    it, or 0.01 if it is 0.
 
     Args:
         ax: The axes; their limits are set.

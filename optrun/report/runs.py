@@ -200,10 +200,10 @@ class Run:
 
     @cached_property
     def diverged(self) -> str:
-        """Explain why the run counts as diverged; empty if it does not.
+        """Explain why the run counts as diverged, in a clause; empty if it does not.
 
-        A run diverged if the policy for non-finite numbers stopped it, or if its last evaluation
-        loss or last training loss is not finite. A bad finite score is not divergence.
+        A run diverged if the policy for non-finite numbers stopped it, or if the last value of its
+        training loss or evaluation loss is NaN or infinite. A bad finite score is not divergence.
         """
         if self.status == "failed" and self.summary.get("exit_code") == EXIT_NONFINITE:
             return f"stopped at step {self.global_step:,} by numbers that are not finite"
@@ -281,20 +281,23 @@ class Run:
         from elsewhere and contain anything.
 
         Args:
-            seeds: If there are several, the line is a sweep over them instead of the run's seed.
+            seeds: If there are several, the line is a sweep over them instead of the run's seed,
+                such as `optrun -m optimizer=lamb lr=2e-3 seed=0,1,2`.
         """
         is_sweep = len(seeds) > 1
+        # 1. Program, plugins and recipe.
         tokens = ["optrun", *plugins_of([self])]
         if is_sweep:
             tokens.append("-m")
         if self.config_name:
             tokens += ["-cn", self.config_name]
         tokens += self.config_dir
-        # The recipe may itself be a sweep, of which this run is one job.
+        # 2. The recipe may itself be a sweep, of which this run is one job: turn its grid off.
         if "hydra.mode=RUN" in self._argv and is_sweep:
             tokens += ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"]
         elif "hydra.mode=RUN" in self._argv:
             tokens.append("hydra.mode=RUN")
+        # 3. The overrides, and the seeds.
         left_out = ("resume=", "hydra.", "seed=") if is_sweep else ("resume=", "hydra.")
         tokens += self.overrides_without(left_out)
         if is_sweep:
@@ -340,8 +343,10 @@ class Run:
             kind: Type of the values.
         """
         records = self.summary.get(section)
+        if not isinstance(records, list):
+            return []
         values: list[T] = []
-        for record in records if isinstance(records, list) else []:
+        for record in records:
             value = lookup(record, key)
             if isinstance(value, kind):
                 values.append(value)
@@ -391,11 +396,16 @@ def to_number(value: object) -> float | None:
 def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run:
     """Read one run directory; unreadable files become messages in `problems`.
 
+    The status is that of the summary. Without a readable one it is inferred: `running` while the
+    run holds its lock, `not started` or `interrupted` for a job of a sweep, `failed` if the run
+    wrote nothing, else `unknown`.
+
     Args:
         path: The directory.
         label: Name in the report; empty: the directory's name.
         planned: Overrides of a sweep's job that has not begun.
     """
+    # 1. Read the files; keep a message for each that cannot be read.
     files = RunDir(path)
     problems: list[str] = []
     # The locks are checked before the files are read, because the run may write them meanwhile.
@@ -419,7 +429,7 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
     overrides = recorded if isinstance(recorded, list) else planned
     status = str(summary.get("status"))
     message = str(summary.get("message") or "")
-    # Without a summary or a log the status is inferred; the order of the cases matters.
+    # 2. Infer the status of a run without a summary; the order of the cases matters.
     if is_locked and not summary:  # it loads model and data, and has written nothing yet
         status = "running"
         problems = []
@@ -460,7 +470,8 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         beside: Folders whose runs are left out, such as those of confirmations.
     """
     left_out = [path.resolve() for path in beside]
-    # Real path -> path as it was found, and planned overrides of a job that has not ended.
+    # Runs with files, and jobs that have not ended, which may have none:
+    # real path -> path as it was found, and planned overrides of a job that has not ended.
     jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:

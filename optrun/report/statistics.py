@@ -159,9 +159,11 @@ class PairedTests:
 def paired_tests(values: Array, mode: str) -> PairedTests:
     """Run the paired t test for every two contenders, of many tables at once.
 
-    The statistic is mean / sd * sqrt(n) over the differences of the n seeds that both have. Only
-    pairs with `MIN_SEEDS` such seeds are tested. Differences whose spread is mere rounding have no
-    test, unless their mean is rounding, too: then t is 0.
+    For a pair i, j that has all seeds, and mode "min", t and p are those of
+    `scipy.stats.ttest_rel(values[i], values[j], alternative="greater")`: mean / sd * sqrt(n) over
+    the differences of the n seeds that both have. Only pairs with `MIN_SEEDS` such seeds are
+    tested. Differences whose spread is mere rounding have no test, unless their mean is rounding,
+    too: then t is 0.
 
     Args:
         values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
@@ -292,7 +294,16 @@ def compare(
         spread = float(tests.sd[i, reference])
         quantile = float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2))
         reach = quantile * spread / math.sqrt(max(n, 1))
-        is_small = -matters <= difference - reach and difference + reach <= matters
+        verdict = Verdict.baseline
+        if name != baseline:
+            verdict = _judge(
+                against_baseline=baseline is not None,
+                is_significant=bool(p[i] < alpha),
+                is_small=-matters <= difference - reach and difference + reach <= matters,
+                t=float(tests.t[i, reference]),
+                shared=int(shared[i]),
+                has_other=i != reference and n >= MIN_SEEDS,
+            )
         comparisons[name] = ReferenceComparison(
             name=name,
             reference=names[reference],
@@ -301,15 +312,7 @@ def compare(
             low=difference - reach,
             high=difference + reach,
             p=float(p[i]),
-            verdict=_verdict(
-                is_baseline=i == reference and baseline is not None,
-                against_baseline=baseline is not None,
-                is_significant=bool(p[i] < alpha),
-                is_small=is_small,
-                t=float(tests.t[i, reference]),
-                shared=int(shared[i]),
-                has_other=i != reference and n >= MIN_SEEDS,
-            ),
+            verdict=verdict,
             ruled_out_by=ruled_out_by[i],
             seen=detectable(spread, n, alpha / n_tests, sides=sides),
         )
@@ -357,9 +360,8 @@ def _refuse_unfit(scores: Scores, mode: str, baseline: str | None) -> None:
         raise ValueError(f"expected finite scores, got {all_scores}")
 
 
-def _verdict(
+def _judge(
     *,
-    is_baseline: bool,
     against_baseline: bool,
     is_significant: bool,
     is_small: bool,
@@ -367,10 +369,9 @@ def _verdict(
     shared: int,
     has_other: bool,
 ) -> Verdict:
-    """Name the verdict on one contender.
+    """Name the verdict on one contender, which is not the baseline.
 
     Args:
-        is_baseline: The contender is the baseline itself.
         against_baseline: Contenders are tested against a baseline, not each against the others.
         is_significant: The adjusted p is below alpha.
         is_small: The whole interval of its difference lies within what matters.
@@ -378,26 +379,19 @@ def _verdict(
         shared: Number of seeds that it shares with the reference.
         has_other: Another contender, the reference, shares enough seeds with it.
     """
-    if is_baseline:
-        return Verdict.baseline
-    if is_significant and is_small:
-        return Verdict.differs_little if against_baseline else Verdict.either_will_do
-    if is_significant and not against_baseline:
-        return Verdict.ruled_out
-    if is_significant:
+    # 1. A test has decided.
+    if is_significant and against_baseline:
+        if is_small:
+            return Verdict.differs_little
         return Verdict.worse if t > 0 else Verdict.better
+    if is_significant:
+        return Verdict.either_will_do if is_small else Verdict.ruled_out
+    # 2. No test has.
     if shared < MIN_SEEDS:
         return Verdict.too_few
-    return _open_verdict(against_baseline, no_spread=has_other and math.isnan(t))
-
-
-def _open_verdict(against_baseline: bool, *, no_spread: bool) -> Verdict:
-    """Name the verdict on a contender without a significant test."""
-    if no_spread:
+    if has_other and math.isnan(t):
         return Verdict.no_spread
-    if against_baseline:
-        return Verdict.no_difference
-    return Verdict.could_be_best
+    return Verdict.no_difference if against_baseline else Verdict.could_be_best
 
 
 def _count_tests(contenders: int) -> int:
@@ -414,6 +408,7 @@ def _adjust_by_holm(reference: int, tests: PairedTests, n_tests: int) -> Array:
         n_tests: Number of planned tests. One that could not be made counts as p = 1, so that it
             does not make the others look better; its own p stays NaN.
     """
+    # Two-sided: twice the smaller one of "no worse than" and "no better than" the reference.
     p: Array = 2 * np.minimum(tests.p[:, reference], tests.p[reference])
     is_tested = ~np.isnan(p)
     n_made = int(is_tested.sum())
@@ -459,6 +454,10 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
 
     Returns:
         NaN if no sample has two values.
+
+    Example:
+        >>> pooled_sd([[0.0, 2.0], [5.0, 5.0], [7.0]])  # the root of (1 + 1) / (1 + 1)
+        1.0
     """
     residuals = [0.0]
     degrees = 0
@@ -485,7 +484,12 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
 
     Returns:
         The standard deviation and its degrees of freedom; NaN and 0 if no contender has two seeds.
+
+    Example:
+        >>> residual_sd([{0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.0}])  # seed 1 adds 1 for both
+        (0.0, 1)
     """
+    # 1. The table of contenders (rows) and shared seeds (columns).
     several = [by_seed for by_seed in scores if len(by_seed) > 1]
     table = tabulate_scores(several)
     is_shared = np.isfinite(table).all(axis=0)
@@ -494,6 +498,7 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     if contenders < 2 or seeds < 2:
         degrees = sum(len(by_seed) - 1 for by_seed in several)
         return pooled_sd(by_seed.values() for by_seed in several), degrees
+    # 2. What the means of seeds and contenders leave.
     mean_of_seed = table.mean(axis=0)
     mean_of_contender = table.mean(axis=1, keepdims=True)
     residuals = table - mean_of_seed - mean_of_contender + table.mean()

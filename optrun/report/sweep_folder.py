@@ -39,7 +39,10 @@ def is_search(sweep: Path) -> bool:
 
 
 def find_waiting(sweep: Path) -> dict[Path, list[str]]:
-    """Find the jobs that a sweep's last command is still to begin or end: folder -> overrides."""
+    """Map the folder of each job that a sweep has yet to begin or to end to its overrides.
+
+    A job that finished or failed is left out, as is one that was pruned.
+    """
     return {
         sweep / name: overrides
         for name, status, overrides in read_list(sweep, "jobs", _parse_job)
@@ -54,7 +57,10 @@ def _parse_job(row: Any) -> tuple[str, object, list[str]]:
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
-    """Collect the keys declared as tuned by sweeps, and `KEY.name` of each, if it is a group."""
+    """Collect the keys that sweeps declare as tuned: KEY and, if it is a group, KEY.name.
+
+    `sweep.json` does not say which key is a group, so every `KEY.name` is in the result.
+    """
     keys: set[str] = set()
     for sweep in set(sweeps):
         for key in read_list(sweep, "tuned", str):
@@ -63,9 +69,9 @@ def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
 
 
 def read_list(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
-    """Read the list at a key of `sweep.json`; `parse` converts an entry.
+    """Read the list at a key of `sweep.json`, each entry converted by `parse`.
 
-    Empty if the file, the key or one of the entries cannot be read.
+    Empty if the file or the key cannot be read, or if `parse` refuses one of the entries.
     """
     try:
         return [parse(entry) for entry in read_json(sweep / SWEEP)[key]]
@@ -85,12 +91,14 @@ def record_look(folders: Sequence[Path], metric: str, seeds: int) -> int:
             same test, and keeps its number.
 
     Returns:
-        1 for the first test. After tests of 3 and 5 seeds, 1 for 3 and 3 for 8. Of several folders
-        the largest number. A folder that cannot be written counts, but is not recorded.
+        1 for the first test. After tests of 3 and 5 seeds it is 1 for 3 seeds again, 2 for 5, and 3
+        for any other number, such as 8. Of several folders the largest number. A folder that cannot
+        be written counts, but is not recorded.
     """
     numbers = [1]
     for folder in folders:
         looks = _read_looks(folder)
+        # The numbers of seeds of all tests of this metric, in the order of the tests.
         seeds_of_tests = looks.setdefault(metric, [])
         if seeds not in seeds_of_tests:
             seeds_of_tests.append(seeds)

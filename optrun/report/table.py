@@ -64,7 +64,10 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
 
 
 def _build_grid(table: Table, title: str | None) -> RichTable:
-    """Build a rich table without wrapping numbers, or words of up to 30 characters."""
+    """Build a rich table; text may wrap between words, but numbers stay on one line.
+
+    A word of more than 30 characters may be broken.
+    """
     grid = RichTable(
         title=title,
         box=box.SIMPLE_HEAD,

@@ -55,7 +55,8 @@ def tabulate(
 def ranking_table(findings: Findings) -> Table:
     """Tabulate the chosen configuration of each contender: score, verdict, difference and cost.
 
-    Verdict and difference are left out if there is one contender. The columns of diverged runs,
+    One row for each contender, best first. Verdict and difference are left out if there is one
+    contender, the chosen settings if nothing was tuned. The columns of diverged runs,
     configurations and wall time count everything that was started for the contender, not only the
     chosen configuration.
     """
@@ -88,7 +89,10 @@ def ranking_table(findings: Findings) -> Table:
 
 
 def scores_table(comparison: Comparison) -> Table:
-    """Tabulate the mean score of each contender over several workloads, and on each of them."""
+    """Tabulate the mean score of each contender over several workloads, and on each of them.
+
+    Best first; contenders without a score on every workload come last, muted.
+    """
     ttest = comparison.ttest
     comparisons: Mapping[str, ReferenceComparison] = {}
     ranking: list[str] = []

@@ -61,7 +61,7 @@ class SweepVerdict:
 
 
 def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
-    """Name the kind of a verdict; see `SweepVerdict.kind`.
+    """Name the kind of a verdict, see `SweepVerdict.kind`; the first case that applies.
 
     is_confirmed: The runs are those of an ended confirmation.
     """
@@ -84,10 +84,11 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
 
 
 def is_selected_by_metric(contender: Contender) -> bool:
-    """Tell whether the metric selected the chosen configuration of a contender from others.
+    """Tell whether the chosen configuration of a contender won against another one by the metric.
 
-    A configuration with fewer seeds, none of them a seed of the chosen one, does not count: it
-    lost by its number of seeds.
+    Then its score on these seeds is better than it would be on fresh ones. Another configuration
+    with fewer seeds, none of them a seed of the chosen one, does not count: it lost by its number
+    of seeds, see `build_contenders`.
     """
     chosen = contender.configuration
     for configuration in contender.configurations:
@@ -197,10 +198,10 @@ def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]
 
 
 def is_best_lr_chance(contender: Contender, findings: Findings) -> bool:
-    """Tell whether the best lr of a contender is chance, and its edge means nothing.
+    """Tell whether a contender's best lr is only the best by chance, so that its edge says nothing.
 
-    True if the contender learnt nothing, and it is ruled out or another contender learnt
-    something. If no contender learnt anything, a wider grid may help those that could be the best.
+    That takes a contender whose chosen configuration learnt nothing. A wider grid may help it
+    nonetheless if it could be the best and no other contender learnt anything either: then False.
     """
     if not _learnt_nothing(contender):
         return False
@@ -232,7 +233,8 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
     baseline = ""
     if ttest.has_baseline:
         baseline = _write_with_diverged(ttest.reference, comparison)
-    # 3. The values of the template.
+    # 3. The values of the template: `first`, the titles of the best mean; `groups`, verdict ->
+    # titles; `either`, those ruled out by so little that either will do.
     seeds = len(comparison.scores[best[0]])
     content: dict[str, object] = {
         "first": [titles[name] for name in best],
@@ -276,10 +278,12 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
         for name, result in ttest.comparisons.items()
         if name != ttest.reference and result.seeds
     }
+    # 1. Those that could be the best, and those behind the verdict.
     undecided = [comparisons[name] for name in ttest.possible if name in comparisons]
     decisive = undecided
     if len(ttest.possible) == 1:
         decisive = list(comparisons.values())
+    # 2. The differences.
     leads = [abs(result.difference) for result in comparisons.values()]
     gaps = [abs(result.difference) for result in undecided]
     widest_gap = max(gaps, default=0.0)
@@ -362,8 +366,9 @@ def write_contender(contender: Contender, findings: Findings) -> str:
 def next_lr(contender: Contender, findings: Findings) -> float | None:
     """Double the best lr if it is the highest tried, halve it if it is the lowest; else None.
 
-    Also None if lr was not tuned, if fewer than two rates were tried, if a metric to maximise
-    reached 1, or if the neighbour is as good: then nothing suggests to go further.
+    With rates 1e-3, 2e-3 and 4e-3, of which 4e-3 is the best, it is 8e-3. Also None if lr was not
+    tuned, if fewer than two rates were tried, if a metric to maximise reached 1, or if the
+    neighbour is as good: then nothing suggests to go further.
     """
     curve = contender.lr_curve
     if "lr" not in findings.tuned_keys or curve.best is None or len(curve.tried_lrs) < 2:
@@ -373,18 +378,19 @@ def next_lr(contender: Contender, findings: Findings) -> float | None:
         return None
     if findings.mode == "max" and curve.best.mean == 1:
         return None
+    # At an edge only one of the two neighbours exists; it has no point if no run at it finished.
     neighbour = curve.points.get(below or above or 0.0)
     if neighbour is not None and neighbour.mean == curve.best.mean:
         return None
-    best = curve.best.lr or 0.0
+    best = curve.best.lr or 0.0  # it has an lr; 0.0 is for the type checker
     return best * 2 if above is None else best / 2
 
 
 def needs_longer_training(findings: Findings) -> bool:
     """Tell whether longer training is a better next step than other rates or more seeds.
 
-    If a best lr lies at the edge of its grid: whether all contenders were trained too briefly to
-    choose an lr. Otherwise: whether nothing was learnt.
+    - No best lr lies at the edge of its grid: if nothing was learnt, see `learns_nothing`.
+    - One does: if all contenders were trained too briefly to choose an lr, see `_is_too_short`.
     """
     if not find_contenders_at_edge(findings):
         return learns_nothing(findings)
@@ -404,7 +410,7 @@ def _is_too_short(contender: Contender, loss: str) -> bool:
     """
     if _learnt_nothing(contender):
         result = _results_without_learning(contender)[0]
-        if result.majority is not None:  # the task has classes
+        if result.majority is not None:  # the share of the majority class: the task has classes
             return True
     return all(_falls_late(run, loss) for run in contender.configuration.runs)
 
@@ -412,7 +418,8 @@ def _is_too_short(contender: Contender, loss: str) -> bool:
 def _falls_late(run: Run, loss: str) -> bool:
     """Tell whether half of the fall of a loss, or more, came in the second half of a run.
 
-    False with fewer than three evaluations.
+    Of a loss of 4.0, 3.5 and 2.0 at steps 0, 50 and 100, 0.5 of the fall came first and 1.5 later:
+    True. False with fewer than three evaluations, and if the loss did not fall.
     """
     steps, values = run.finite_values(loss, "step")
     if len(steps) < 3 or values[-1] >= values[0]:

@@ -96,7 +96,15 @@ def _warn_if_unequal(
     /,
     **details: object,
 ) -> Iterable[RunWarning]:
-    """Warn with the value of each contender if two known values differ; None is unknown."""
+    """Yield one warning that lists the value of each contender, if two of them differ.
+
+    Such as "... tuning: lamb 4; adamw 2". None is an unknown value, which is left out.
+
+    Args:
+        kind: One of `_KINDS`.
+        values: Contender -> value.
+        details: Other values of the template.
+    """
     texts = {}
     for name, value in values.items():
         if value is not None:
@@ -107,10 +115,10 @@ def _warn_if_unequal(
 
 
 def _warn_of_edges(findings: Findings) -> Iterable[RunWarning]:
-    """Warn of each best lr without a nearby tried lr on both sides.
+    """Warn of each best lr at the edge of its grid, or far from the next tried lr.
 
-    Nothing if lr was not tuned. A contender with fewer than two tried rates is left out, and one
-    whose best lr is chance, see `is_best_lr_chance`.
+    Nothing if lr was not tuned. Contenders with fewer than two tried rates are left out, and those
+    that learnt nothing, whose best lr is chance, see `is_best_lr_chance`.
     """
     if "lr" not in findings.tuned_keys:
         return
@@ -118,13 +126,16 @@ def _warn_of_edges(findings: Findings) -> Iterable[RunWarning]:
         best = contender.lr_curve.best
         if best is None or len(contender.lr_curve.tried_lrs) < 2:
             continue
-        if not is_best_lr_chance(contender, findings):
-            # Of runs that are too short the first line advises against a wider grid.
-            beyond = None if needs_longer_training(findings) else next_lr(contender, findings)
-            # With lr among the tuned keys every run has one; 0.0 is for the type checker.
-            yield from _warn_of_neighbouring_lrs(
-                contender.name, best.lr or 0.0, contender.lr_curve, beyond
-            )
+        if is_best_lr_chance(contender, findings):
+            continue
+        beyond = next_lr(contender, findings)
+        # Of runs that are too short the first line advises against a wider grid.
+        if needs_longer_training(findings):
+            beyond = None
+        # With lr among the tuned keys every run has one; 0.0 is for the type checker.
+        yield from _warn_of_neighbouring_lrs(
+            contender.name, best.lr or 0.0, contender.lr_curve, beyond
+        )
 
 
 def _warn_of_neighbouring_lrs(
@@ -142,18 +153,19 @@ def _warn_of_neighbouring_lrs(
         beyond: The lr to try beyond the edge; None: nothing suggests that it would be better.
     """
     for end, neighbour in zip(("lowest", "highest"), curve.neighbours_of_best(), strict=True):
+        # 1. The grid ends here.
+        if neighbour is None and beyond is not None:
+            yield _write_warning(
+                "edge",
+                name=name,
+                best=rate(best),
+                end=end,
+                tried=len(curve.finished_lrs),
+                try_lr=rate(beyond),
+            )
         if neighbour is None:
-            if beyond is not None:
-                tried = len(curve.finished_lrs)
-                yield _write_warning(
-                    "edge",
-                    name=name,
-                    best=rate(best),
-                    end=end,
-                    tried=tried,
-                    try_lr=rate(beyond),
-                )
             continue
+        # 2. The next lr is far away: advise the geometric mean, to one digit.
         factor = max(best / neighbour, neighbour / best)
         if factor > _COARSE:
             between = math.sqrt(best * neighbour)
@@ -176,6 +188,7 @@ def _warn_of_unequal_effort(findings: Findings) -> Iterable[RunWarning]:
     """
     contenders = findings.ranked
     compared = findings.compared_keys
+    # 1. Configurations tried.
     if findings.tuned_keys:
         tried = {}
         for contender in contenders:
@@ -183,12 +196,14 @@ def _warn_of_unequal_effort(findings: Findings) -> Iterable[RunWarning]:
                 bool(configuration.scores) for configuration in contender.configurations
             )
         yield from _warn_if_unequal("tuning", tried)
+    # 2. Optimizers compared at a single lr.
     if len(findings.contenders) > 1 and "optimizer.name" in compared and "lr" not in compared:
         single = [
             contender.name for contender in contenders if len(contender.lr_curve.finished_lrs) == 1
         ]
         if single:
             yield _write_warning("single-lr", listed=list_names(single, 5))
+    # 3. Length of training.
     samples = {}
     steps = {}
     for contender in contenders:
@@ -214,10 +229,12 @@ def _warn_of_seeds(findings: Findings) -> Iterable[RunWarning]:
     contenders = findings.ranked
     if len(contenders) < 2:
         return
+    # 1. Unequal seeds, written as a set such as {0, 1, 2}.
     seeds = {}
     for contender in contenders:
         seeds[contender.name] = f"{{{list_names(sorted(contender.configuration.scores), 8)}}}"
     yield from _warn_if_unequal("seeds", seeds)
+    # 2. Too few seeds.
     few = []
     for contender in contenders:
         n_seeds = len(contender.configuration.scores)

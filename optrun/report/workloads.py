@@ -115,6 +115,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     Raises:
         ConfigError: As `findings.analyse_runs`; also if no workload has the baseline.
     """
+    # 1. Analyse each workload, and count on how many each contender is ranked.
     workloads: list[Findings] = []
     if len(runs) > 1:
         workloads = _analyse_workloads(split_workloads(runs), question)
@@ -129,6 +130,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
             f"baseline={baseline}: no contender has this name."
             f" {did_you_mean(baseline, workload_counts)}"
         )
+    # 2. Judge the mean scores over the workloads that count.
     workloads = [replace(workload, left_out=_why_left_out(workload)) for workload in workloads]
     counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)
@@ -150,6 +152,7 @@ def _analyse_workloads(
     """
     if len(runs_by_workload) < 2:
         return []
+    # 1. The keys that separate contenders.
     keys = dict.fromkeys(question.get("by", ()))
     if not keys:
         for runs in runs_by_workload.values():
@@ -159,6 +162,7 @@ def _analyse_workloads(
     for runs in runs_by_workload.values():
         keys_of_workload = all_keys(runs)
         shared_keys = [key for key in shared_keys if key in keys_of_workload]
+    # 2. The findings of each workload.
     metric = question.get("metric")
     workloads = []
     for name, runs in runs_by_workload.items():
@@ -192,9 +196,11 @@ def _judge_scores(
     """Test contenders on their mean scores over workloads.
 
     Args:
-        scores: Contender -> seed -> score. Changed in place: a baseline without scores is added.
-        diverged_seeds: Contender -> seeds that diverged; they count in the test, not in the spread.
-        question: `baseline`, `matters` in units of the score, and `looks`.
+        scores: Contender -> seed -> score, more is better. Changed in place: a baseline without
+            scores gets an empty mapping, so that the test knows it.
+        diverged_seeds: Contender -> seeds that diverged. Their scores, which stand in for a result,
+            count in the test, not in the spread between seeds.
+        question: `baseline`, `matters` in units of the score, and `looks` are read.
     """
     baseline = question.get("baseline")
     if baseline is not None:
@@ -241,7 +247,11 @@ def _why_left_out(findings: Findings) -> str:
 def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     """Average the scaled score of each contender on each seed over workloads.
 
-    A seed that lacks a score on one of the workloads is left out.
+    A seed that lacks a score on one of the workloads is left out. Every contender of any workload
+    is in the result, one without such a seed with an empty mapping.
+
+    Returns:
+        Contender -> seed -> mean score; see `Findings.scaled_scores`.
     """
     scores_by_workload = [workload.scaled_scores() for workload in workloads]
     names: dict[str, None] = {}
@@ -261,13 +271,17 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
 def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Group comparable runs by the name of their workload, in the order of their first run.
 
-    Runs with an unknown configuration are left out.
+    Runs belong together if task and evaluation settings are equal, or if their examples show that
+    the evaluation rows are, see `explain_incomparable`. Runs with an unknown configuration are left
+    out.
     """
+    # 1. Group by settings.
     runs_with_config = [run for run in runs if run.has_config]
     unify_paths(runs_with_config)
     by_settings: dict[tuple[object, ...], list[Run]] = {}
     for run in runs_with_config:
         by_settings.setdefault(identify_workload(run), []).append(run)
+    # 2. Join groups that were evaluated on the same rows.
     workloads: list[list[Run]] = []
     for members in by_settings.values():
         # Other settings may lead to the same rows, such as the path of a copy of the file.
@@ -282,7 +296,10 @@ def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
-    """Count the workloads of jobs before they run, from their resolved configurations."""
+    """Count the workloads of jobs before they run, from their resolved configurations.
+
+    By their settings alone: two paths to the same rows count as two workloads.
+    """
     workloads = set()
     for config in configs:
         settings = flatten(config)
@@ -295,8 +312,10 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
 def _name_workloads(workloads: Sequence[list[Run]]) -> list[str]:
     """Name workloads by their task, their data or both, whatever differs.
 
+    Such as `causal_lm on stdlib`, `stdlib` if the task is the same, `causal_lm` if the data are.
     Equal names get the differing settings of task and data in parentheses, then numbers.
     """
+    # 1. Task and data.
     first_runs = [workload[0] for workload in workloads]
     tasks = [str(run.config.get("task.name") or "task") for run in first_runs]
     data = [name_data(run) for run in first_runs]
@@ -306,6 +325,7 @@ def _name_workloads(workloads: Sequence[list[Run]]) -> list[str]:
         names = data
     else:
         names = [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
+    # 2. What else tells equal names apart.
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         keys = [key for key in differing_keys(first_runs) if key.startswith(("task.", "data."))]

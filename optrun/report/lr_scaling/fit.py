@@ -134,7 +134,8 @@ class ScalingLaw:
 def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> FittedCurve:
     """Fit a parabola around the best learning rate.
 
-    Least squares of cost = c_seed + b x + a x^2: each seed has a height of its own.
+    Least squares of cost = c_seed + b x + a x^2: each seed has a height of its own. Fitted are the
+    best lr, its neighbours and what lies within `NEAR`.
 
     Args:
         lrs: Natural logarithms of the learning rates, rising; shape (k,).
@@ -142,6 +143,7 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
             and two seeds or more have all runs there and at both neighbours.
         limit: Lowest ln lr above the best at which a run diverged.
     """
+    # 1. Select the learning rates of both fits.
     middle = index_of_best_lr(costs)
     is_near = _select_around(lrs, middle, neighbours=1, factor=NEAR)
     is_in_wide_fit = _select_around(lrs, middle, neighbours=2, factor=WIDE)
@@ -151,9 +153,10 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
     x = lrs[is_near]
     near_costs = costs[:, is_near]
     seeds = len(near_costs)
+    # 2. Fit near the best lr, and over a wider range.
     best = _lowest_point_of_parabola(x, near_costs)
     wide_best = _lowest_point_of_parabola(lrs[is_in_wide_fit], costs[:, is_in_wide_fit])
-    # Jackknife: fit again without each seed; the variance is (n - 1) times theirs.
+    # 3. Jackknife: fit again without each seed; the variance is (n - 1) times theirs.
     optima = [
         _lowest_point_of_parabola(x, np.delete(near_costs, seed, axis=0)) for seed in range(seeds)
     ]
@@ -186,6 +189,10 @@ def index_of_best_lr(costs: Array) -> int:
 
     Args:
         costs: Shape (seeds, lrs); NaN where a run is missing.
+
+    Example:
+        >>> index_of_best_lr(np.array([[1.0, 2.0, 3.0], [11.0, 9.0, math.nan]]))  # not 2
+        1
     """
     mean_of_seed = np.nanmean(costs, axis=1, keepdims=True)
     return int(np.argmin(np.nanmean(costs - mean_of_seed, axis=0)))
@@ -200,7 +207,13 @@ def _lowest_point_of_parabola(x: Array, costs: Array) -> float:
     Args:
         x: Rising; shape (k,).
         costs: Shape (seeds, k); NaN where a run is missing.
+
+    Example:
+        >>> x = np.array([-1.0, 0.0, 1.0])  # two seeds of different height, lowest at 0.25
+        >>> round(_lowest_point_of_parabola(x, np.array([(x - 0.25) ** 2, (x - 0.25) ** 2 + 7])), 6)
+        0.25
     """
+    # 1. Least squares over all runs.
     seed, column = np.nonzero(np.isfinite(costs))
     center = float(x.mean())
     z = x - center
@@ -209,6 +222,7 @@ def _lowest_point_of_parabola(x: Array, costs: Array) -> float:
     design = np.column_stack([z[column] ** 2, z[column], is_of_seed])
     coefficients = np.linalg.lstsq(design, costs[seed, column], rcond=None)[0]
     a, b = coefficients[:2]
+    # 2. The lowest point between the ends.
     low = z[0]
     high = z[-1]
     if a > 0:
@@ -221,7 +235,8 @@ def pool_variance(curves: Collection[FittedCurve]) -> float:
     """Estimate the variance of one optimum: over seeds, and between two lrs of a grid.
 
     The part over seeds is pooled over all curves, and its upper bound is taken: the sum of squares
-    divided by the `UNSEEN` quantile of chi squared with as many degrees of freedom.
+    divided by the `UNSEEN` quantile of chi squared with as many degrees of freedom. (`chdtri` takes
+    the upper tail, so its argument is 1 - `UNSEEN`.)
     """
     degrees = sum(curve.seeds - 1 for curve in curves)
     sum_of_squares = sum((curve.seeds - 1) * curve.variance for curve in curves)
@@ -243,11 +258,14 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     Args:
         sizes: Shape (sizes, keys), positive, of full rank, so that the slopes are identified.
         curves: The fitted curve of each size.
+
+    Without bend and prior, and with one key, level and slope are those of
+    `np.polyfit(x, [curve.best for curve in curves], 1)`.
     """
     center = np.log(sizes).mean(axis=0)
     x = np.log(sizes) - center
     keys = x.shape[1]
-    # 1. The normal equations; the prior acts on the bend alone.
+    # 1. Solve the normal equations; the prior acts on the bend alone.
     optima = np.array([curve.best for curve in curves])
     variance = pool_variance(curves)
     design = np.column_stack([np.ones(len(x)), x, x**2])

@@ -84,6 +84,7 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
     Raises:
         ConfigError: The sweeps of no contender suffice; the message says what is missing.
     """
+    # 1. Check the target.
     runs = _load_sweeps(dirs)
     size_keys = [key for key in all_keys(runs) if key != "lr" and _is_size(key, runs)]
     for key, value in target.items():
@@ -94,6 +95,7 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
             )
         if not 0 < value < math.inf:
             raise ConfigError(f"to: {key}={value:g}: expected a number above 0.")
+    # 2. Predict for each contender; one may lack what another has.
     metric, mode = choose_metric(runs, metric)
     answers = []
     refused = {}
@@ -126,6 +128,7 @@ def find_lr_for_run(
     Raises:
         ConfigError: The sweep has another configuration, or cannot predict this size.
     """
+    # 0. A sweep without muP counts for muP at its base.
     runs = _load_sweeps([folder])
     base_note = ""
     if base and all(run.setting("parametrization.name") != "mup" for run in runs):
@@ -176,12 +179,11 @@ def _find_contenders(
     metric: str,
     mode: str,
 ) -> list[grouping.Contender]:
-    """Group runs into contenders, best first: each differs in nothing but lr, seed and size.
+    """Group runs into contenders, best first: runs of one differ in nothing but lr, seed and size.
 
-    Each run belongs to a contender, so there is at least one if there are runs.
-
-    A size is a key of the target, or one with numbers above 0 that is of the model, the training or
-    the data, or follows from the target.
+    A key is a size if it is in the target. Another key is a size if all its values are numbers
+    above 0, and it is of the model, the training or the data (`GROUPS`), or its value follows from
+    those of the target. Every run belongs to a contender.
     """
     keys = grouping.differing_keys(runs)
     compared = []
@@ -212,26 +214,27 @@ def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answe
     Raises:
         ConfigError: A size has no optimum, or the prediction is too uncertain to use.
     """
+    # 1. Find the keys whose values make a size.
     runs: list[Run] = []
     for configuration in contender.configurations:
         runs += configuration.latest_runs
     axes, values = _find_axes(runs, target)
     target_name = write_size({key: values[key] for key in axes})
-    # 1. Fit the curve of cost over lr at each size.
+    # 2. Fit the curve of cost over lr at each size: grouped by the axes, the runs of one size.
     sizes = {}
     curves = {}
-    for contender_of_size in grouping.build_contenders(contender.configurations, axes, mode):
-        run = contender_of_size.configuration.runs[0]
+    for runs_of_size in grouping.build_contenders(contender.configurations, axes, mode):
+        run = runs_of_size.configuration.runs[0]
         size = {key: _size_of(run, key) for key in axes}
         name = write_size(size)
         sizes[name] = [*size.values()]
         try:
-            curves[name] = _fit_lr_curve(contender_of_size.lr_curve, mode)
+            curves[name] = _fit_lr_curve(runs_of_size.lr_curve, mode)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
     variance = fit.pool_variance(curves.values())
     optima = {name: curve.optimum(variance).exp() for name, curve in curves.items()}
-    # 2. Unless the target was swept, fit the power law of the optima over the sizes.
+    # 3. Unless the target was swept, fit the power law of the optima over the sizes.
     lr = optima.get(target_name)
     exponents = {}
     if lr is None:
@@ -256,6 +259,9 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
     A key that follows by a power law from the axes before it, in all runs, gets no exponent of its
     own, because no data would tell the two apart. A key that the target does not name has to follow
     so, and its value at the target is computed.
+
+    If runs have n_embd=32, n_head=2 and n_embd=64, n_head=4, the target n_embd=128 gives the axis
+    n_embd and the values n_embd=128, n_head=8.
 
     Raises:
         ConfigError: A key varied freely and is not in the target, a typed value contradicts the
@@ -296,8 +302,10 @@ def _extrapolate_key(
 ) -> float | None:
     """Compute the value of a key at the target, if it is a power law of the axes in all runs.
 
-    That is ln value = c + sum of power * ln axis, up to rounding; else None.
+    That is ln value = c + sum of power * ln axis, up to rounding; else None. Without axes it is the
+    value that all runs have.
     """
+    # 1. Fit the law, and refuse it if one run does not follow it.
     log_values = np.log([_size_of(run, key) for run in runs])
     columns = [np.ones(len(runs))]
     columns.extend(np.log([_size_of(run, axis) for run in runs]) for axis in axes)
@@ -305,6 +313,7 @@ def _extrapolate_key(
     powers = np.linalg.lstsq(design, log_values, rcond=None)[0]
     if float(np.abs(design @ powers - log_values).max()) > ROUNDING:
         return None
+    # 2. Apply it to the target.
     log_target = [1.0, *(math.log(target[axis]) for axis in axes)]
     value = math.exp(powers @ log_target)
     return float(f"{value:.{DIGITS}g}")
