@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from optrun.optimizer import Lamb, Lion
 from optrun.optimizer.batch_optimizer import BatchOptimizer
-from optrun.optimizer.plan import Plan
+from optrun.optimizer.plan import Memory, Plan
 from tests.optimizer_cases import CASES, Case
 
 PLANNED = [
@@ -288,6 +288,15 @@ def test_rules_that_are_exchanged() -> None:
     for one in (optimizer, other):
         step(one, 1)
     assert_equal(optimizer, other)
+
+
+def test_gradients_that_are_weights_stay_refused() -> None:
+    weight = torch.ones(4)
+    memory = Memory([weight], [])
+    assert [memory.accepts_grads([weight]) for _ in range(2)] == [False, False]
+    gradient = torch.ones(4)
+    assert memory.accepts_grads([gradient])
+    assert memory.grad_addresses == [gradient.data_ptr()]
 
 
 def test_a_plan_keeps_no_state_alive() -> None:
