@@ -79,11 +79,14 @@ def _multi_tensor_adam(batch: Batch) -> None:
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
     loss_scales = [scalars.get("loss_scale", 1.0) for scalars in batch.scalars]
     l2s = [scalars.get("l2", 0.0) for scalars in batch.scalars]
+    # 1. g = g / loss_scale + l2 w, then m and v
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, loss_scales))
     grads = add_coupled_decays(grads, params, l1s=(), l2s=l2s)
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
+    # 2. w = keep w
     batch.decay_params()
+    # 3. w = w - lr / (1 - b1^t) n / (sqrt(v) / sqrt(1 - b2^t) + eps)
     directions = exp_avgs
     if options.get("nesterov"):
         directions = list(torch._foreach_lerp(exp_avgs, grads, 1 - beta1))

@@ -59,16 +59,19 @@ def _multi_tensor_adamax(batch: Batch) -> None:
     eps = batch.options["eps"]
     form = batch.options["eps_form"]
     params, grads, exp_avgs, exp_infs = batch.lists
+    # 1. g = g + l2 w + l1 sign(w), then m
     grads = add_coupled_decays(
         grads, params, l1s=batch.scalar_list("l1"), l2s=batch.scalar_list("l2")
     )
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    # 2. u = max(b2 u, |g|), with eps added to one of the two or to the divisor
     torch._foreach_mul_(exp_infs, beta2)
     sizes = torch._foreach_abs(grads)
     if form != "denominator":
         torch._foreach_add_(exp_infs if form == "decayed" else sizes, eps)
     torch._foreach_maximum_(exp_infs, sizes)
     denoms = torch._foreach_add(exp_infs, eps) if form == "denominator" else exp_infs
+    # 3. w = keep w - lr / (1 - b1^t) m / u
     batch.decay_params()
     scales = [-scalars["lr"] / bias_correction(beta1, scalars["step"]) for scalars in batch.scalars]
     torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)

@@ -24,7 +24,13 @@ from optrun.optimizer.numerics import (
 def _single_tensor_ademamix(batch: Batch) -> None:
     """Take the step of `AdEMAMix` in place, one tensor after another.
 
+        m1 = b1 m1 + (1 - b1) g
+        m2 = beta3 m2 + (1 - beta3) g
+        v = b2 v + (1 - b2) g^2
+        w = keep w - lr (m1 / (1 - b1^t) + alpha m2) / (sqrt(v / (1 - b2^t)) + eps)
+
     The scalars `beta3` and `alpha` are those of the step's warm-up, `keep` is 1 - lr weight_decay.
+    t is the scalar `step`, from 1.
     """
     beta1, beta2, _ = batch.options["betas"]
     eps = batch.options["eps"]
@@ -46,9 +52,12 @@ def _multi_tensor_ademamix(batch: Batch) -> None:
     eps = batch.options["eps"]
     params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = batch.lists
     steps = batch.scalar_list("step")
+    # 1. m1, v and m2
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in batch.scalar_list("beta3")])
+    # 2. w = keep w
     batch.decay_params()
+    # 3. w = w - lr (m1 / (1 - b1^t) + alpha m2) / (sqrt(v) / sqrt(1 - b2^t) + eps)
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
     torch._foreach_add_(denoms, eps)
@@ -97,6 +106,7 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
     if not warmup_steps or step >= warmup_steps or beta3 == 0:
         return beta3
     share = step / warmup_steps
+    # 1 / log of the decay: between those of beta1 and beta3, where 1 / log(0) counts as 0.
     inverse_log = share / math.log(beta3)
     if beta1:
         inverse_log = (1 - share) / math.log(beta1) + inverse_log

@@ -503,6 +503,7 @@ class NamedOptimizer(Optimizer):
         for group in groups:
             functions = group.get("functions")
             if isinstance(functions, dict):
+                # Otherwise the loaded value would be taken for one that a user has set.
                 for key, step_function in functions.items():
                     step_function.written = group[key]
         self.__setstate__({"state": state, "param_groups": groups})
@@ -515,6 +516,9 @@ class NamedOptimizer(Optimizer):
         torch's Adam and AdamW have the same state; only their groups tell which formula they had.
         Not checked: a state of optrun, which names its optimizer, and an option that the
         constructor takes, which is loaded like any other.
+
+        Raises:
+            ValueError: Naming the option and both values.
         """
         if "optimizer" in state_dict:
             return

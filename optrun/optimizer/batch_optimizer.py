@@ -159,7 +159,10 @@ class BatchOptimizer(NamedOptimizer):
         return super().counters(), self._ratios, counters_by_param
 
     def set_counters(self, counters: Any) -> None:
-        """Restore the result of `counters`, and clear state created since then."""
+        """Restore the result of `counters`, and clear state created since then.
+
+        Changes counters only: the other tensors of the state stay as they are.
+        """
         group_steps, self._ratios, counters_by_param = counters
         super().set_counters(group_steps)
         for param, state in self.state.items():

@@ -126,10 +126,11 @@ class Batch:
             self._append_dense(param, grad, state)
 
     def _append_dense(self, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append the local shard of a parameter with a dense gradient.
+        """Append the local shard of a parameter with a dense gradient, and the shards of its state.
 
-        A 16-bit parameter is appended as a float32 copy: its master weight if it has one, else a
-        new one. `write_back` rounds the copy into the parameter.
+        They share memory with the parameter and the state, so an update changes these. But a 16-bit
+        parameter is appended as a float32 copy: its master weight if it has one, else a new one.
+        `write_back` rounds the copy into the parameter.
         """
         dtype = working_dtype(param.dtype)
         shard = local(place_like(grad, param)).to(dtype)
@@ -141,9 +142,12 @@ class Batch:
         if param.dtype == dtype:
             self.params.append(weights)
             return
-        work = local(state["master_weight"]) if "master_weight" in state else weights.to(dtype)
-        self.params.append(work)
-        self.write_backs.append(lambda: weights.copy_(work))
+        if "master_weight" in state:
+            working_copy = local(state["master_weight"])
+        else:
+            working_copy = weights.to(dtype)
+        self.params.append(working_copy)
+        self.write_backs.append(lambda: weights.copy_(working_copy))
 
     def _append_rows(self, param: Tensor, grad: Tensor, state: State) -> None:
         """Append copies of the rows listed by a sparse gradient, and of their state.
@@ -155,20 +159,20 @@ class Batch:
         dtype = working_dtype(param.dtype)
         master = state.get("master_weight")
         weights = param.detach() if master is None else master
-        work = weights.index_select(0, rows).to(dtype)
+        working_copy = weights.index_select(0, rows).to(dtype)
         moments = {slot: state[slot].index_select(0, rows) for slot in self.state}
         self.shardings.append(Sharding(()))
         self.grads.append(grad.values().to(dtype))  # (rows, ...), one entry for each index
         for slot, moment in moments.items():
             self.state[slot].append(moment)
-        self.params.append(work)
+        self.params.append(working_copy)
 
         def write() -> None:
             for slot, moment in moments.items():
                 state[slot].index_copy_(0, rows, moment)
             if master is not None:
-                master.index_copy_(0, rows, work)
-            param.detach().index_copy_(0, rows, work.to(param.dtype))
+                master.index_copy_(0, rows, working_copy)
+            param.detach().index_copy_(0, rows, working_copy.to(param.dtype))
 
         self.write_backs.append(write)
 

@@ -121,6 +121,7 @@ class Composite(NamedOptimizer):
             groups_by_member.setdefault(name, []).append(group)
         for name, groups in groups_by_member.items():
             self._add_member(name, groups)
+        # A member keeps the order of its groups, so its next one is that of the next waiting group.
         built_groups = {name: iter(self.members[name].param_groups) for name in groups_by_member}
         for name, _ in self._waiting:
             self._append_group(name, next(built_groups[name]))
@@ -149,7 +150,12 @@ class Composite(NamedOptimizer):
                 group["betas"] = (group["momentum"], *group["betas"][1:])
 
     def _add_member(self, name: str, groups: list[ParamGroup]) -> None:
-        """Build the member of a name over its groups; it shares the state of the composite."""
+        """Build the member of a name over its groups; it shares the state of the composite.
+
+        Args:
+            name: Name of its optimizer, such as `adamw`.
+            groups: The groups without the key `optimizer`; copied.
+        """
         lr = self._base_functions.get("lr", self.defaults["lr"])
         options = {"lr": lr, **self._options.get(name, {})}
         member = class_of_member(name)(groups, **options)
@@ -165,7 +171,7 @@ class Composite(NamedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step every member.
+        """Step every member, the optimizer of each kind of group.
 
         Returns:
             What `closure` returned, which is called once before the step; None without one.

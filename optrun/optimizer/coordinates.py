@@ -130,7 +130,8 @@ class SlopeLine:
     def describe_failure(self) -> str:
         """Describe in one sentence how the line fails, and the likely cause.
 
-        The line must have an `expected` slope.
+        Such as "h.0.fc.weight: what its update does to the output grows with the size, by a power
+        of +0.51 where +0.0 is right: look at its lr_scale". The line must have an `expected` slope.
         """
         measured, cause = {
             "initial": ("the initial output of its module", "initial standard deviation"),

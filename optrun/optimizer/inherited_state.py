@@ -22,7 +22,8 @@ def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Pla
         meta: The dict that belongs to `tensors`, see `named_state`.
 
     Returns:
-        A clause for a message: that the state was loaded, or why not.
+        A clause for a message on the state, where the trunk is the other run: "the trunk's, by
+        parameter name (Lamb)" if it was loaded; else "anew: ..." with the reason.
     """
     saved_by = meta.get("optimizer")
     class_name = type(optimizer).__name__

@@ -83,7 +83,7 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
         grads, params, l1s=[options["l1"]] * count, l2s=[options["l2"]] * count
     )
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    # 1. Compute the updates r.
+    # 1. Compute the updates r = (m / (1 - b1^t)) / (sqrt(v) / sqrt(1 - b2^t) + eps) + decay w.
     corrections_of_tensors = [corrections(options, step) for step in batch.scalar_list("step")]
     corrections1, corrections2, lr_factors = zip(*corrections_of_tensors, strict=True)
     denoms = torch._foreach_sqrt(exp_avg_sqs)

@@ -28,6 +28,7 @@ def _multi_tensor_lion(batch: Batch) -> None:
     """Compute `_single_tensor_lion` by foreach operations, each over all tensors at once."""
     beta1, beta2 = batch.options["betas"]
     params, grads, exp_avgs = batch.lists
+    # w = keep w - lr sign(b1 m + (1 - b1) g), then m
     batch.decay_params()
     updates = torch._foreach_lerp(exp_avgs, grads, 1 - beta1)
     torch._foreach_sign_(updates)

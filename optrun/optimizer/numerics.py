@@ -188,7 +188,14 @@ def add_coupled_decay(grad: Tensor, param: Tensor, *, l1: float, l2: float) -> T
 def add_coupled_decays(
     grads: list[Tensor], params: list[Tensor], *, l1s: Sequence[float], l2s: Sequence[float]
 ) -> list[Tensor]:
-    """Do `add_coupled_decay` for many tensors by foreach operations; return new gradients."""
+    """Do `add_coupled_decay` for many tensors by foreach operations; return new gradients.
+
+    Args:
+        grads: Gradients; returned themselves if all coefficients are 0.
+        params: Their parameters.
+        l1s: Coefficient of sign(param) for each; empty: 0 for all.
+        l2s: Coefficient of param for each.
+    """
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     if any(l1s):

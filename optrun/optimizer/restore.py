@@ -80,7 +80,8 @@ def refuse_other_shape(name: str, param: Tensor, value: Tensor, key: str) -> Non
     """Refuse a state tensor if its shape cannot belong to its parameter.
 
     Accepted are the parameter's shape; that shape with 1 in place of some sides, as factored
-    moments have it; and one element in another number of dimensions, such as a step count.
+    moments have it; and one element in another number of dimensions, such as a step count. For a
+    parameter of shape (4, 3) these are (4, 3), (4, 1), (1, 3), (1, 1), () and (1,), for example.
 
     Raises:
         ValueError: Naming parameter, key and both shapes.
@@ -107,16 +108,16 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
     """
     if not isinstance(value, DTensor):
         return
-    sharding = "is not sharded"
+    expected = "is not sharded"
     if isinstance(param, DTensor):
         if value.shape != param.shape:
             return
         if (param.device_mesh, param.placements) == (value.device_mesh, value.placements):
             return
-        sharding = f"as {param.placements}"
+        expected = f"as {param.placements}"
     raise ValueError(
         f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter"
-        f" {sharding}: give the full tensor, full_tensor()."
+        f" {expected}: give the full tensor, full_tensor()."
     )
 
 
@@ -142,6 +143,7 @@ def refuse_other_state(
     stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
     if not entries or not hasattr(stepper, "state_keys"):
         return
+    # 1. No key may be missing. The message names the option that needs it, else the class.
     required = stepper.state_keys(param, group)
     for key in sorted(required - entries.keys()):
         needed_by = type(stepper).__name__
@@ -151,6 +153,7 @@ def refuse_other_state(
         raise ValueError(
             f"parameter {name!r}: the saved state has no {key!r}, which {needed_by} needs."
         )
+    # 2. No key may be unknown. The tensor of an option that is not set is accepted, too.
     accepted = {*required, *stepper.SLOTS.values(), "step", "master_weight"}
     for key in sorted(entries.keys() - accepted):
         raise ValueError(
@@ -400,7 +403,14 @@ def _refuse_equal_names(names: Iterable[str]) -> None:
 
 
 def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
-    """List the names of the saved parameters by group; None if a group has none."""
+    """List the names of the saved parameters by group; None if a parameter has no name.
+
+    Example:
+        >>> _saved_names([{"params": [0, 1], "param_names": ["a", "b"]}, {"params": ["c"]}])
+        [['a', 'b'], ['c']]
+        >>> _saved_names([{"params": [0, 1]}]) is None
+        True
+    """
     names_of_groups = []
     for group in groups:
         keys = list(group["params"])

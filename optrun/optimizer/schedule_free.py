@@ -46,6 +46,7 @@ def _multi_tensor_schedule_free(batch: Batch) -> None:
     """Compute `_single_tensor_schedule_free` by foreach operations, each over all tensors."""
     _, beta2 = batch.options["betas"]
     params, grads, zs, exp_avg_sqs = batch.lists
+    # 1. d = g / (sqrt(v / (1 - b2^t)) + eps) + decay y
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     denoms = torch._foreach_div(
@@ -57,6 +58,7 @@ def _multi_tensor_schedule_free(batch: Batch) -> None:
     del denoms
     if any(batch.scalar_list("decay")):
         torch._foreach_add_(directions, torch._foreach_mul(params, batch.scalar_list("decay")))
+    # 2. y = (1 - mix) y + mix z - scale d, and z = z - lr d
     torch._foreach_lerp_(params, zs, batch.scalar_list("mix"))
     torch._foreach_sub_(params, torch._foreach_mul(directions, batch.scalar_list("scale")))
     torch._foreach_mul_(directions, batch.scalar_list("lr"))
@@ -190,7 +192,8 @@ class ScheduleFreeAdamW(BatchOptimizer):
         """Return the scalars of `_single_tensor_schedule_free`, and the counters after this step.
 
         c = s_t / (s_1 + ... + s_t) with s_t = t^r (largest lr so far)^weight_lr_power; c is 0 if
-        s_t is 0.
+        s_t is 0. The sum and the largest lr are counters. With the b1 of this step and b1' of the
+        step before, another counter, `mix` is 1 - (1 - c) b1 / b1', `scale` lr (1 - b1 (1 - c)).
         """
         del traits
         lr = group["lr"]

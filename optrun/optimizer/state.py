@@ -181,7 +181,12 @@ def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> No
 
 
 def _refuse_nonnumeric_counters(group: Group, counters: PlainMapping) -> None:
-    """Refuse a saved counter of another type if the group has a number."""
+    """Refuse a saved counter that is no number if the group has a number under its key.
+
+    Args:
+        group: A group of the optimizer.
+        counters: Its saved counters, such as {"step": 7}.
+    """
     for key, value in counters.items():
         if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
             raise ValueError(
@@ -440,12 +445,17 @@ class _SavedTensors:
 
         Raises:
             ValueError: As `take`; or the kind of a value is unknown.
+
+        Example:
+            >>> saved = _SavedTensors({"weight/pair/1": torch.zeros(2)})
+            >>> saved.unpack({"tuple": [1, {"tensor": ["weight/pair/1", [2]]}]})
+            (1, tensor([0., 0.]))
         """
         if not isinstance(value, Mapping):
             return value
         ((kind, content),) = value.items()
         if kind == "tensor":
-            path, shape, *orders = content
+            path, shape, *orders = content  # the order is missing if the tensor was contiguous
             tensor = self.take(path, shape)
             return _restore_dimension_order(tensor, orders[0]) if orders else tensor
         if kind == "float":

@@ -51,7 +51,7 @@ def on_whole(
     by_mesh_dim: dict[tuple[DeviceMesh, int], list[_ShardedMatrix]] = {}
     for index, (shard, param) in enumerate(zip(pieces, params, strict=True)):
         if not isinstance(param, DTensor) or not sharding_of(param).groups:
-            results[index] = function(index, shard)
+            results[index] = function(index, shard)  # this process has the full matrix
             continue
         mesh = param.device_mesh
         placements = param.placements
@@ -62,10 +62,12 @@ def on_whole(
         ]
         placement = placements[sharded_dims[0]]
         if len(sharded_dims) == 1 and type(placement) is Shard:
+            # One mesh dimension: collected first, since all such matrices take two collectives.
             axis = placement.dim % param.dim()
             matrix = _ShardedMatrix(index, shard, param.shape, axis)
             by_mesh_dim.setdefault((mesh, sharded_dims[0]), []).append(matrix)
         else:
+            # Several: every rank gathers the matrix, computes the result, and keeps its shard.
             sharded = DTensor.from_local(
                 shard, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
             )

@@ -286,6 +286,10 @@ def _hyper_parameters(
         lr: Base learning rate; None: the group gets `lr_scale` only.
         decay: Weight decay; None: that of the optimizer.
         rule: A rule, or an empty mapping.
+
+    Example:
+        >>> _hyper_parameters(0.5, 0.1, 0.0, {"pattern": "bias", "eps": 1e-6})
+        {'params': [], 'lr_scale': 0.5, 'lr': 0.05, 'weight_decay': 0.0, 'eps': 1e-06}
     """
     group: ParamGroup = {"params": []}
     if "lr" not in rule:

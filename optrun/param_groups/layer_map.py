@@ -386,6 +386,7 @@ def _short_names(paths: list[str]) -> list[str]:
     end = begin + 1
     while len({tuple(parts[begin:end]) for parts in parts_of_paths}) < len(paths):
         end += 1
+    # Of the path that is the common one itself no part is left: it keeps its last part.
     return [".".join(parts[begin:end]) or parts[-1] for parts in parts_of_paths]
 
 

@@ -76,7 +76,7 @@ def layerwise_lr_decay(
     own_name = param if isinstance(param, str) else param.name
     name = name_dict[own_name]
     if "encoder.layers" in name:
-        tail = name[name.find("encoder.layers.") :]
+        tail = name[name.find("encoder.layers.") :]  # such as "encoder.layers.11.linear1.weight"
         layer = int(tail.split(".")[2])
         return float(decay_rate ** (n_layers - layer))
     if "embedding" in name:

@@ -114,11 +114,12 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
     """
     config = getattr(model, "config", None)
     main_input = getattr(model, "main_input_name", None)
-    inputs = inspect.signature(model.forward).parameters
-    token_inputs = [key for key in ("input_ids", "decoder_input_ids") if key in inputs]
-    choices = (2,) if type(model).__name__.endswith("MultipleChoice") else ()
     if config is None or main_input is None:
         return []
+    inputs = inspect.signature(model.forward).parameters
+    token_inputs = [key for key in ("input_ids", "decoder_input_ids") if key in inputs]
+    # A multiple-choice model takes several sequences for an example: here two.
+    choices = (2,) if type(model).__name__.endswith("MultipleChoice") else ()
     with torch.device("meta"):
         tokens = {key: torch.zeros(1, *choices, 8, dtype=torch.long) for key in token_inputs}
         batch = dict(tokens)

@@ -78,6 +78,8 @@ def group_options(rule: Group) -> PlainDict:
     Example:
         >>> group_options({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})
         {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
+        >>> group_options({"adaptation": False, "lr": 0.1})
+        {'lr': 0.1, 'exclude_from_layer_adaptation': ('.*',)}
     """
     options = {
         str(key): value

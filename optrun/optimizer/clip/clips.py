@@ -84,7 +84,10 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 
 
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule to scale each gradient g by min(1, max_norm / (norm of g + eps))."""
+    """Make a rule to scale each gradient g by min(1, max_norm / (norm of g + eps)).
+
+    The rule changes gradients in place. Their norms are computed if they are not passed to it.
+    """
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
@@ -95,7 +98,10 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule to scale all gradients by min(1, max_norm / (their total norm + eps))."""
+    """Make a rule to scale all gradients by min(1, max_norm / (their total norm + eps)).
+
+    The rule changes gradients in place. Their norms are computed if they are not passed to it.
+    """
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured

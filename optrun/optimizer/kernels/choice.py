@@ -46,8 +46,11 @@ class Formula:
     def kernels(self, *, sharded: bool) -> tuple[str, ...]:
         """List the kernels to choose from if `foreach` is None, preferred first.
 
-        Triton's and the compiled kernel compute the formulas with a name, but no norms of shards:
-        then foreach is preferred, with one collective for all norms.
+        | formula | kernels |
+        | --- | --- |
+        | with a `name`, unless it takes norms of shards | triton, compiled, loop |
+        | any other, sharded | foreach, with one collective for all norms; loop |
+        | any other | loop |
 
         Args:
             sharded: Whether a tensor has shards on other ranks.

@@ -39,7 +39,8 @@ def library() -> Library:
 def load(folder: Path) -> Library:
     """Load the compiled kernel from a folder, or say why it cannot be loaded.
 
-    It must have been compiled from this `step.c` with the same flags.
+    It must have been compiled from this `step.c` with the same flags: it holds a digest of both.
+    Raises nothing.
     """
     path = folder / LIBRARY
     if not path.is_file():
@@ -90,9 +91,12 @@ class Table:
         loaded = library().loaded
         assert loaded is not None
         count = self._count
+        # The addresses are those of all parameters, of all gradients, and of each kind of state.
+        # Only gradients may have moved since the last step.
         self._addresses[count : 2 * count] = array("q", grads)
         rows_of_tensors = array("q", row_of)
         numbers = array("d", chain.from_iterable(row.values() for row in rows))
+        # Arguments in the order of step.c; a result other than 0 is an error.
         failed = loaded.optrun_step(
             FORMULAS.index(self._formula),
             int(self._dtype == torch.float64),

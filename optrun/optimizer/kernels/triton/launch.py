@@ -88,8 +88,9 @@ class Table:
             if self._formula == "lamb":
                 return torch.ones(self._count, dtype=self._dtype, device=device)
             return None
-        # The message has integers of 64 bits, then the bits of floats: `_launch` divides it again.
-        # The first float, 0.0, is the place of `found_inf`.
+        # For n tensors the message has 64 bits for each of: n addresses of gradients, n row
+        # indices, `found_inf` (0.0 at first), and the scalars of all rows. `_launch` divides it
+        # again.
         floats = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
         message.frombytes(floats.tobytes())
