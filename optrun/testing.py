@@ -100,6 +100,7 @@ def check_transfer(
     classes = torch.tensor([0, 0, 0, 1])
 
     def sized_model(width_factor: float, seed: int) -> SizedModel:
+        """Build a network so many times as wide as the base, and the functions to measure it."""
         torch.manual_seed(seed)
         base = _network(_BASE_WIDTH)
         model = _network(int(_BASE_WIDTH * width_factor))
@@ -147,7 +148,17 @@ def _groups(params: Mapping[str, Tensor]) -> Groups:
 def _take_steps(
     params: Mapping[str, Tensor], optimizers: list[Optimizer], first: int, last: int
 ) -> None:
-    """Take the steps from `first` to before `last`, on gradients drawn by step and name."""
+    """Take the steps from `first` to before `last`, with the same gradients at each call.
+
+    Normal gradients, drawn anew for each step and parameter. The seed is made of the step and the
+    length of the name, which differs for all names of `_SHAPES`.
+
+    Args:
+        params: Name -> parameter to which a gradient is given.
+        optimizers: Each takes every step.
+        first: Number of the first step.
+        last: Number of the step after the last.
+    """
     for step in range(first, last):
         for key, param in params.items():
             generator = torch.Generator().manual_seed(1000 * step + len(key))
@@ -211,7 +222,10 @@ def _check_groups_are_independent(name: str, build: Build) -> None:
 
 
 def _check_state_bytes(name: str, build: Build) -> None:
-    """Check that the size of the state, computed before a step, is its size after three."""
+    """Check that the size of the state, computed before a step, is its size after three.
+
+    The size is the bytes of all state tensors of a parameter, without its trained weights.
+    """
     params = _params()
     optimizer = build(_groups(params))
     expected_bytes = state_bytes(optimizer)
@@ -228,7 +242,11 @@ def _check_state_bytes(name: str, build: Build) -> None:
 
 
 def _check_checkpoint(name: str, build: Build) -> None:
-    """Check that steps after a checkpoint are equal bit by bit, with parameters reordered."""
+    """Check that steps after a checkpoint are equal bit by bit, with parameters reordered.
+
+    One optimizer takes steps 0 to 5. Another gets copies of the parameters, in reversed order, and
+    the state after step 2; it takes steps 3 to 5. Metadata goes through JSON, as in a checkpoint.
+    """
     params = _params()
     optimizer = build(_groups(params))
     _take_steps(params, [optimizer], 0, 3)

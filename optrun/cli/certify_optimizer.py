@@ -148,8 +148,9 @@ def _refuse_dialect_of_another(choice: str, dialect: str, family: str) -> None:
 def describe(verdict: Verdict) -> list[str]:
     """Describe a comparison of two optimizers, one string per line.
 
-    The lines say what was compared; then `equal` with the largest difference, or the first step
-    and tensor that differ, with the options that would make them equal.
+    The lines say what was compared; then `equal` with the largest difference, or the first step and
+    tensor that differ. After these comes the first that is known of: the options that would make
+    both equal; the optimizer to compare that dialect with; that no option does.
     """
     lines = [
         f"optimizer={verdict.choice} against {verdict.reference}",

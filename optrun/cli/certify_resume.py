@@ -66,6 +66,7 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
             folder=folder,
             watch=watch,
         )
+    # The recorded command line loads the plugins again.
     certificate.argv[:0] = plugins.options(plugins.LOADED.values())
     out = output.publish(certificate.to_dict(), always=not output.options.json)
     if not output.options.json:
@@ -80,9 +81,9 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
 
 
 def _hidden_attributes(config: RunConfig) -> list[str]:
-    """List attributes of the optimizer missing from its state.
+    """List attributes that the optimizer changes in `step()` and leaves out of its state dict.
 
-    Empty if the optimizer fails on a small layer.
+    A resume would begin them anew. Empty if the optimizer fails on a small layer.
     """
     from optrun.certify.hidden_state import hidden_attributes
     from optrun.optimizer.build import build_optimizer

@@ -152,7 +152,8 @@ def _show(console: Console, check: CoordinateCheck) -> None:
 def _cell(line: SlopeLine | None) -> Text:
     """Write a slope with its spread, and the right value in parentheses unless it is 0.
 
-    Red if it fails, dim if it is not tested; a dash for None.
+    Such as `+0.02 ±0.01` or `-0.48 (-0.5)`. Red if it fails, dim if it is not tested; a dash for
+    None.
     """
     from rich.text import Text
 

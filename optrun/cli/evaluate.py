@@ -56,7 +56,9 @@ prints all figures.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Evaluate and print the metrics.
+    """Evaluate a checkpoint, and print its metrics as tables, or with `--json` as one object.
+
+    Notes on rows that were left out, and a warning, go to stderr.
 
     Returns:
         0.

@@ -67,7 +67,7 @@ def _explain_choice(group: str, choice: str) -> str:
 
 
 def _explain_key(key: str) -> str:
-    """Explain a key: one entry for each default and meaning, with its choices.
+    """Explain a key: one entry for each default and meaning, with the choices that share these.
 
     Raises:
         ConfigError: No choice has the key; the message names the nearest keys, or all groups.
@@ -108,6 +108,12 @@ def _columns(name: str, meaning: str, indent: int = 44) -> list[str]:
     """Lay out a name beside its wrapped meaning, without empty lines.
 
     A name longer than `indent` minus 4 has a line of its own.
+
+    Example:
+        >>> _columns("lr=0.1", "Peak.", 10), _columns("seed=0", "", 10)
+        (['  lr=0.1  Peak.'], ['  seed=0'])
+        >>> _columns("optimizer=lamb", "Peak.", 10)
+        ['  optimizer=lamb', '          Peak.']
     """
     lines = textwrap.wrap(meaning, _width() - indent, break_on_hyphens=False)
     if len(name) <= indent - 4:

@@ -92,6 +92,11 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
 
     Raises:
         ConfigError: With the override without blanks.
+
+    Example:
+        >>> _refuse_blanks(["lr", "=", "1e-3"], 0)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        optrun.base.errors.ConfigError: 'lr = 1e-3': remove the blanks around '='. Did you mean ...
     """
     for count in (3, 2):
         typed = " ".join(tokens[at : at + count])
@@ -137,7 +142,12 @@ def _refuse_bare(word: str, next_word: str) -> None:
 
 
 def _suggest_command(word: str) -> str:
-    """Suggest the command for a file, a folder or a run, else the nearest verb or all verbs."""
+    """Suggest the command for a file, a folder or a run, else the nearest verb or all verbs.
+
+    Example:
+        >>> _suggest_command("evalute")
+        'Did you mean the command evaluate?'
+    """
     if os.path.exists(word):  # noqa: PTH110 - Path raises where a word is too long for a name
         command = "resume=" if RunDir(Path(word)).is_run() else "start "
         return f"Did you mean optrun {command}{shell.quote(word)}?"

@@ -201,6 +201,13 @@ def _names_trunk(value: object, run_trunk: str | None) -> bool:
     Args:
         value: The typed value: a folder at or above the checkpoint, FOLDER@DIGEST, or None.
         run_trunk: `branch_from` of the run.
+
+    Example:
+        >>> run_trunk = "/runs/a/checkpoints/step-00000100@0123456789abcdef"
+        >>> _names_trunk("/runs/a", run_trunk), _names_trunk("/runs/b", run_trunk)
+        (True, False)
+        >>> _names_trunk(None, None)
+        True
     """
     trunk = Trunk.parse(run_trunk)
     if value is None:

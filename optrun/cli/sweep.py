@@ -333,8 +333,11 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     """Read `hydra.sweeper` into its dataclass; Hydra's own `basic` means a grid.
 
+    Of `basic` only `max_batch_size` and `params` are read.
+
     Raises:
-        ConfigError: The sweeper is another one, or a value is out of range.
+        ConfigError: The sweeper is another one, a value is out of range, or an interpolation has
+            no value.
     """
     node = cfg.hydra.sweeper
     try:
@@ -450,7 +453,9 @@ def _opening(driver: Driver, folder: Path) -> str:
 
 
 def _tell_end(driver: Driver, end: str) -> None:
-    """Print the counts of job results below the comparison.
+    """Print the counts of job results below the comparison, and the failures of earlier starts.
+
+    After a search with a pruner also the steps that it saved.
 
     Args:
         driver: The driver of the sweep.

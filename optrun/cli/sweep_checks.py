@@ -52,7 +52,13 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
 
 
 def _require_packages(jobs: list[Job]) -> None:
-    """Require the packages of the jobs' trackers and of pytorch-optimizer, once for each choice."""
+    """Require the packages of the jobs' trackers and of pytorch-optimizer.
+
+    One job of each combination of tracker and optimizer is checked.
+
+    Raises:
+        ConfigError: A package is not installed.
+    """
     job_by_choices = {str([job.values["tracking"], job.values["optimizer"]]): job for job in jobs}
     for job in job_by_choices.values():
         has_tracker = job.values["tracking"]["name"] != "none"

@@ -14,9 +14,9 @@ _WRITTEN = re.compile(r"\$\{default_warmup:[^}]*\}")
 def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float | None:
     """Resolve `${default_warmup:RATIO}`: the ratio, or None if the run gets no default warm-up.
 
-    It gets none beside `num_warmup_steps`, with an optimizer whose schema says so (foreign ones may
-    divide by lr), on a schedule that a branch restarts, and in a run too short for one step of
-    warm-up, since the lr of step 0 is 0.
+    It gets none in four cases: the warm-up is given as `num_warmup_steps`; the schema of the
+    optimizer says so (foreign optimizers may divide by lr, and the lr of step 0 is 0); a branch
+    restarts its schedule; the run is too short for one step of warm-up.
 
     Args:
         ratio: Share of the run.

@@ -60,6 +60,15 @@ def with_kind(
 ) -> dict[str, object]:
     """Return the plain values of a group as they are saved: with `kind`, if its name is another.
 
+    The values of a file `optimizer/mine.yaml` that builds on lamb, named `mine`, get the item
+    `"kind": "lamb"` at the front.
+
+    Args:
+        group: For messages.
+        schemas: The group's choices.
+        node: The group in a composed configuration; its class is the schema of its kind.
+        values: The same, plain.
+
     Raises:
         ConfigError: As `kind_of`.
     """

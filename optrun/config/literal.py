@@ -87,6 +87,10 @@ def takes_text(key: str) -> bool:
     """Tell whether a key takes a text, a list of texts or a path in every choice of its group.
 
     False for keys inside a mapping, and for a key that no choice has.
+
+    Example:
+        >>> takes_text("data.text_column"), takes_text("lr"), takes_text("data.nothing")
+        (True, False, False)
     """
     if key in _TEXTS_OF_HYDRA or _holds_path(key):
         return True
@@ -138,6 +142,10 @@ def _with_literal_path(token: str) -> str:
     A value that is an existing file or folder means it. Any other may be a list, a glob or several
     values of a sweep. What Hydra cannot read is a path too, unless it begins like a list, a
     mapping, a function or a quoted text; whoever opens it reports it missing.
+
+    Example:
+        >>> _with_literal_path("data.train=rows(1).csv"), _with_literal_path("data.train=a,b")
+        ("data.train='rows(1).csv'", 'data.train=a,b')
     """
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
@@ -159,6 +167,10 @@ def _holds_path(key: str) -> bool:
     """Tell whether a key, or the key of the mapping around it, holds a path.
 
     These are `_PLACES`, `PATHS` and the `PATHS` of the schemas of its group; `*` stands for a name.
+
+    Example:
+        >>> _holds_path("data.train"), _holds_path("data.eval.dev"), _holds_path("data.max_length")
+        (True, True, False)
     """
     group = key.partition(".")[0]
     path_keys = [*_PLACES, *PATHS]

@@ -98,11 +98,17 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
 def _schema_paths(prefix: str, kind: str, name: str | None, values: Any) -> list[str]:
     """List the dotted keys for paths of one choice or callback, by its schema.
 
+    A key of the schema with a star, such as `mixture.*.train`, gives one key for each name.
+
     Args:
         prefix: Put before each key, such as `data`.
         kind: Such as `tracker`, see `registry.KINDS`.
         name: The registered name; no keys for None and for an unknown one.
         values: The values of the choice.
+
+    Example:
+        >>> _schema_paths("data", "data", "mixture", {"mixture": {"code": {"train": "a.txt"}}})
+        ['data.mixture.code.train', 'data.mixture.code.eval']
     """
     row = None if name is None else registry.find(kind, name)
     if row is None:

@@ -105,6 +105,10 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         overrides: Parsed; each key occurs once.
         sweep: Whether a value may be a list of values, as under `-m`.
 
+    Returns:
+        The tokens for Hydra in their order, some with `++` added, and the composition of the first
+        value of each choice, without the values.
+
     Raises:
         ConfigError: A key or choice is unknown, a value has the wrong type, or a list of values is
             given without `-m`.
@@ -121,11 +125,12 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         elif override.key_or_group.startswith("hydra/"):
             _check_hydra_choice(hydra, override)
             choices.append(override)
-    # 2. A configuration with the first value of each choice; values are put into it for the check.
+    # 2. A configuration with the first value of each choice, and copies that take values: putting a
+    # value into one checks its type.
     first_choices = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, first_choices)
-    base = store.without_hydra(composed)
-    with_hydra = base
+    run_cfg = store.without_hydra(composed)
+    with_hydra = run_cfg
     if any(override.is_hydra_override() for override in overrides):
         with_hydra = copy.deepcopy(composed)
         OmegaConf.set_struct(with_hydra, False)
@@ -139,7 +144,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         if override.key_or_group.startswith("hydra."):
             _check_hydra_key(with_hydra, override)
         elif override not in choices:
-            token = _check_value(base, token, override, sweep=sweep)
+            token = _check_value(run_cfg, token, override, sweep=sweep)
         tokens.append(token)
     return Checked(tokens, composed)
 
@@ -147,7 +152,8 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
 def refuse_twice(parsed: list[Override]) -> None:
     """Refuse a repeated key, and `max_steps` together with `num_train_epochs`.
 
-    `training.max_steps=null` may stand beside the epochs.
+    Signs do not make another key: `+lr=1 lr=2` repeats one. `training.max_steps=null` may stand
+    beside the epochs.
 
     Raises:
         ConfigError: The message names the key.
@@ -291,7 +297,8 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
 def _check_hydra_key(full: DictConfig, override: Override) -> None:
     """Refuse an unknown key, several values or a wrong type below `hydra.`.
 
-    The name and the type of a key with `+` or inside an open mapping are not checked.
+    Of a key with `+` or inside an open mapping, such as `hydra.sweeper.params.lr`, neither the name
+    nor the type is checked.
 
     Args:
         full: The composition with Hydra's node; the value is put into it.
@@ -348,7 +355,8 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         sweep: Whether a list of values is allowed.
 
     Returns:
-        The override for Hydra: with `++` if the key is in, or is, an open mapping.
+        The override for Hydra: with `++` if the key is in, or is, an open mapping, such as
+        `++model.config.n_layer=2` for `model.config.n_layer=2`.
 
     Raises:
         ConfigError: The key is unknown or deleted, or a value has the wrong type.
@@ -373,9 +381,10 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         )
     for value in values:
         assign(base, key, plain_value(value))
-    # Without ++ Hydra would merge a value into an open mapping, or refuse it.
-    plus = "++" if is_open_mapping(raw_value(base, key)) else ""
-    return f"{plus}{key}={token.partition('=')[2]}"
+    unsigned_token = f"{key}={token.partition('=')[2]}"
+    if is_open_mapping(raw_value(base, key)):
+        return f"++{unsigned_token}"  # without ++ Hydra would merge the value, or refuse it
+    return unsigned_token
 
 
 def refuse_meaningless(overrides: Sequence[Override], valid: Sequence[str], action: str) -> None:

@@ -47,6 +47,14 @@ def _looks_like_secret(key: str, value: str) -> bool:
     """Tell whether a key or an environment variable has the name of a secret.
 
     A URL with a password is a secret, too.
+
+    Example:
+        >>> _looks_like_secret("tracking.api_key", "abc"), _looks_like_secret("data.path", "abc")
+        (True, False)
+        >>> _looks_like_secret("data.path", "${oc.env:HF_TOKEN}")
+        True
+        >>> _looks_like_secret("model.config.image_token", "<image>")
+        False
     """
     if _PASSWORD.match(value):
         return True
@@ -68,7 +76,16 @@ def code_refusal(key: str, value: object) -> ConfigError:
 
 
 def _names_code(key: str, value: str) -> bool:
-    """Tell whether Hydra or logging would import or call a value."""
+    """Tell whether Hydra or logging would import or call a value.
+
+    Not counted: the launchers and sweepers that Hydra finds by name, and classes of `logging`.
+
+    Example:
+        >>> _names_code("model._target_", "os.system"), _names_code("lr", "os.system")
+        (True, False)
+        >>> _names_code("hydra.job_logging.handlers.file.class", "logging.FileHandler")
+        False
+    """
     leaf = key.rsplit(".", 1)[-1]
     if key.startswith("hydra.callbacks."):
         return True
@@ -80,7 +97,12 @@ def _names_code(key: str, value: str) -> bool:
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of a mapping or list; an empty one counts as a value."""
+    """Yield dotted keys and values of a mapping or list; an empty one counts as a value.
+
+    Example:
+        >>> list(_leaves({"a": {"b": [1, {}]}}))
+        [('a.b.0', 1), ('a.b.1', {})]
+    """
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for name, value in items:
         if isinstance(value, dict | list) and value:

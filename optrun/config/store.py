@@ -41,7 +41,12 @@ _KNOWN_WARNINGS = (
 
 
 def _times(value: float, factor: float | None) -> float:
-    """Multiply for `${times:A,B}` in a YAML, rounded to 12 digits; A if B is null."""
+    """Multiply for `${times:A,B}` in a YAML, rounded to 12 significant digits; A if B is null.
+
+    Example:
+        >>> _times(0.1, 3), _times(0.1, None)
+        (0.3, 0.1)
+    """
     try:
         product = float(value)
         if factor is not None:
@@ -85,7 +90,10 @@ def _remove_hydra_sweepers() -> None:
 
 
 def _search_path(extra_dir: str | None) -> ConfigSearchPath:
-    """Build Hydra's search path: optrun's folders, and `--config-dir`.
+    """Build Hydra's search path: `--config-dir`, `conf/`, `recipes/`, and the store of schemas.
+
+    A configuration in an earlier place hides one of the same name in a later place. Hydra's own
+    come before all of these.
 
     Raises:
         ConfigError: `--config-dir` is a URL or no folder.
@@ -152,7 +160,7 @@ def compose(
             with_log_configuration=False,
         )
         for key in _NEEDED_AT_ONCE:
-            OmegaConf.select(cfg, key)
+            OmegaConf.select(cfg, key)  # raises if its interpolation has no value
     if OmegaConf.get_type(cfg) is not RunConfig:
         where = shown(READ[config_name]) if config_name in READ else f"-cn {config_name}"
         raise ConfigError(
@@ -167,14 +175,16 @@ def compose_values(
 ) -> DictConfig:
     """Compose overrides on top of composed choices; faster than `compose`.
 
-    The result equals `compose(hydra, config_name, overrides)`, which is called if an override
-    may decide which files are read, or what Hydra records.
+    The result equals `compose(hydra, config_name, overrides)`, which is called if an override is
+    neither a choice nor a value (see `is_value`): it may decide which files are read, or what Hydra
+    records.
 
     Args:
         hydra: Composes configurations.
         config_name: The recipe.
-        choices: Composed from the choices alone, with Hydra's node; changed in place.
-        overrides: All overrides, checked.
+        choices: Composed from the choices among the overrides, with Hydra's node; changed in place
+            and returned.
+        overrides: All overrides, checked; choices among them.
 
     Raises:
         ConfigError: As `compose`.
@@ -182,13 +192,12 @@ def compose_values(
     parsed = [parse_token(token) for token in overrides]
     values = [override for override in parsed if is_value(override)]
     chosen = [item for item in parsed if item.key_or_group in GROUPS or "/" in item.key_or_group]
-    has_others = len(values) + len(chosen) < len(parsed)
-    if has_others:
+    if len(values) + len(chosen) < len(parsed):
         return compose(hydra, config_name, overrides)
     with _as_config_error(hydra, config_name):
         assign_values(choices, values, parsed)
         for key in _NEEDED_AT_ONCE:
-            OmegaConf.select(choices, key)
+            OmegaConf.select(choices, key)  # raises if its interpolation has no value
     refuse_code_and_secrets(choices)
     return choices
 

@@ -60,7 +60,8 @@ def read_values_file(path: Path) -> PlainDict:
 def file_overrides(path: Path, values: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
     """Write the entries of a file as overrides; keys of the command line win.
 
-    A typed length of the run, such as `training.max_steps`, also replaces the other one.
+    A typed length of the run, such as `training.max_steps`, also replaces the other one. The file
+    is recorded in `VALUES_FILES`, so that messages name it.
 
     Args:
         path: The file, for messages.
@@ -89,6 +90,10 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield overrides as (key, value): the choice of a group, then each of its values.
 
     The keys of `hydra` are written out to the last level.
+
+    Example:
+        >>> list(_entries({"optimizer": {"name": "lamb", "eps": 0.1}, "lr": 0.01}))
+        [('optimizer', 'lamb'), ('optimizer.eps', 0.1), ('lr', 0.01)]
     """
     for key, value in values.items():
         if key == "hydra" and isinstance(value, Mapping):
@@ -104,7 +109,14 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _expand_mapping(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a value for a mapping field, else the key with its value."""
+    """Yield the items of a value for a mapping field, else the key with its value.
+
+    Example:
+        >>> list(_expand_mapping("model.config", {"n_layer": 2, "n_head": 4}))
+        [('model.config.n_layer', 2), ('model.config.n_head', 4)]
+        >>> list(_expand_mapping("data.eval", {"dev": "dev.csv"}))
+        [('data.eval', {'dev': 'dev.csv'})]
+    """
     group, _, name = key.partition(".")
     hints = [get_type_hints(schema).get(name) for schema in GROUPS.get(group, {}).values()]
     takes_any_key = any(get_origin(hint) is dict for hint in hints)

@@ -58,8 +58,10 @@ class Repository(ConfigRepository):
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None:
-            publish_chosen(config_path)  # so that the store has it
-        if source is None or source.scheme() != "file":
+            publish_chosen(config_path)  # of an installed package: put into the store
+        if (
+            source is None or source.scheme() != "file"
+        ):  # the store's entries, and Hydra's own files
             return super().load_config(config_path)
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
         try:
@@ -172,7 +174,10 @@ def users_files() -> dict[str, Path]:
 
 
 def shown(path: Path, line: int | None = None) -> str:
-    """Write a path relative to the current folder if it is below, and a line of the file."""
+    """Write a path relative to the current folder if it is below, and a line of the file.
+
+    Such as `conf/mine.yaml, line 2`, or `/etc/mine.yaml`.
+    """
     text = str(path.resolve())
     if path.resolve().is_relative_to(Path.cwd()):
         text = str(path.resolve().relative_to(Path.cwd()))
@@ -187,6 +192,9 @@ def shown(path: Path, line: int | None = None) -> str:
 
 def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
     """Yield every dotted key of a file with its value and line; nothing without valid YAML.
+
+    A file with `betas: [0.9, 0.99]` in line 3 yields `optimizer.betas`, `optimizer.betas.0` and
+    `optimizer.betas.1`, each with its YAML node and 3. A mapping comes before its keys.
 
     Args:
         path: The file.
@@ -252,11 +260,12 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
 def location(message: str) -> str | None:
     """Name file and line of the key of a message, in the user's files of the last composition.
 
-    For "KEY is missing" it is the file of the group. None if the message begins with no key, or no
-    file sets it.
-
     Args:
-        message: Such as `lr=-1: expected ...`.
+        message: Such as `lr=-1: expected ...`, or `optimizer.beta is missing: ...`.
+
+    Returns:
+        Such as `mine.yaml, line 2`; for "KEY is missing" the file of the group alone. None if the
+        message begins with no key, or no file sets it.
     """
     key_match = _KEY.match(message)
     if key_match is None:

@@ -383,6 +383,10 @@ def _is_plain_name(name: object) -> bool:
     """Tell whether a value is an ASCII identifier and a text for Hydra.
 
     Names that end with `_schema` are taken: so optrun names the schemas in Hydra's store.
+
+    Example:
+        >>> [_is_plain_name(name) for name in ("my_lion", "my-lion", "true", "my_schema")]
+        [True, False, False, False]
     """
     if not isinstance(name, str) or not name.isascii() or not name.isidentifier():
         return False

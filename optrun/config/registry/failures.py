@@ -101,9 +101,13 @@ def _frames(error: BaseException) -> Iterator[Frame]:
 
 
 def _description(error: BaseException) -> str:
-    """Describe an error by type and message, on one line of at most 500 characters.
+    r"""Describe an error by type and message, on one line of at most 500 characters.
 
     For the error of a data loader's worker: the last line, which has the original type and message.
+
+    Example:
+        >>> _description(ValueError("two\n  lines."))
+        'ValueError: two lines'
     """
     text = str(error)
     if _WORKERS_FRAME.search(text):

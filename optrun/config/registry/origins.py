@@ -28,7 +28,8 @@ def changes_allowed() -> bool:
 def records(values: Mapping[str, object]) -> list[PlainDict]:
     """Describe the code of others used by a configuration.
 
-    A registered name counts wherever it stands: in a group, a rule, a list of metrics.
+    A registered name counts wherever it stands: in a group, a rule, a list of metrics. So a text
+    that happens to be such a name counts, too.
 
     Args:
         values: A resolved, plain configuration.
@@ -226,7 +227,12 @@ def _remedy(origin: Mapping[str, object]) -> str:
 
 
 def _texts(value: object) -> set[str]:
-    """Collect every text in a configuration, also the keys of mappings."""
+    """Collect every text in a configuration, also the keys of mappings.
+
+    Example:
+        >>> sorted(_texts({"task": {"name": "sft", "metrics": ["mine"], "packing": True}}))
+        ['metrics', 'mine', 'name', 'packing', 'sft', 'task']
+    """
     if isinstance(value, str):
         return {value}
     if isinstance(value, Mapping):

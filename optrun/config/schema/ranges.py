@@ -95,11 +95,16 @@ def seconds(name: str, value: float) -> float:
 
 
 def at_least(least: int, why: str = "") -> Check:
-    """Make a checker for a whole number from `least` to `MOST`.
+    """Make a checker for a whole number from `least` to `MOST`, which is 2**31 - 1.
 
     Args:
         least: The smallest valid number.
         why: Added to the message after `N or more`.
+
+    Example:
+        >>> at_least(2, ", for a warm-up")("steps", 1)
+        Traceback (most recent call last):
+        ValueError: steps=1: expected a whole number, 2 or more, for a warm-up.
     """
     low = whole_number(f"a whole number, {least} or more{why}", lambda x: x >= least)
     high = whole_number(f"{MOST:,} or less", lambda x: x <= MOST)
@@ -107,7 +112,15 @@ def at_least(least: int, why: str = "") -> Check:
 
 
 def rising(least: int) -> Check:
-    """Make a checker for a list of steps from `least`, each above the one before."""
+    """Make a checker for a list of steps from `least`, each above the one before.
+
+    Example:
+        >>> rising(1)("milestones", [10, 20])
+        [10, 20]
+        >>> rising(1)("milestones", [10, 10])
+        Traceback (most recent call last):
+        ValueError: milestones=[10, 10]: expected rising steps of 1 or more.
+    """
 
     def check(name: str, value: list[int]) -> list[int]:
         if not all(low < high for low, high in itertools.pairwise([least - 1, *value])):
@@ -118,7 +131,13 @@ def rising(least: int) -> Check:
 
 
 def matching(pattern: str, expected: str) -> Check:
-    """Make a checker for a full match of a regular expression."""
+    """Make a checker for a text that a regular expression matches from begin to end.
+
+    Example:
+        >>> matching("gpt|bert", "gpt or bert")("model", "gpt2")
+        Traceback (most recent call last):
+        ValueError: model='gpt2': expected gpt or bert.
+    """
 
     def check(name: str, value: str) -> str:
         if not re.fullmatch(pattern, value, re.DOTALL):
@@ -132,7 +151,15 @@ def several(expected: str, *checks: Check) -> Check:
     """Make a checker for a sequence with one checker for each of its values.
 
     It returns a tuple. A text is refused, not read letter by letter. A value of the wrong type
-    raises TypeError, any other fault ValueError.
+    raises TypeError, any other fault ValueError; the message always shows the whole sequence.
+
+    Example:
+        >>> two_shares = several("two numbers from 0 to 1", share, share)
+        >>> two_shares("betas", [0.5, 1])
+        (0.5, 1.0)
+        >>> two_shares("betas", [0.5, 7])
+        Traceback (most recent call last):
+        ValueError: betas=[0.5, 7]: expected two numbers from 0 to 1.
     """
 
     def check(name: str, value: object) -> tuple[object, ...]:
@@ -198,6 +225,11 @@ def optional(check: Check, also_valid: str = "") -> Check:
     """Make a checker for None or a value of `check`.
 
     also_valid: Added to the messages of ValueError, such as ", or null".
+
+    Example:
+        >>> optional(positive, ", or null")("lr", -1)
+        Traceback (most recent call last):
+        ValueError: lr=-1: expected a number above 0, or null.
     """
 
     def check_optional(name: str, value: object) -> Any:
@@ -269,7 +301,7 @@ def ranges(schema: type) -> Mapping[str, Check]:
 def _checker_of(hint: object) -> Check | None:
     """Return the checker in a type, such as `Annotated[float, positive]`; None without one.
 
-    For `Annotated[...] | None` it lets None pass.
+    For `Annotated[...] | None` it lets None pass. A union of more types has none.
     """
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
@@ -282,7 +314,11 @@ def _checker_of(hint: object) -> Check | None:
 
 
 def checks(schema: type) -> dict[str, Check]:
-    """Map fields to checkers for callers from Python: `ranges`, and checkers of flags and Enums."""
+    """Map fields to checkers for callers from Python: `ranges`, and checkers of flags and Enums.
+
+    A field of type bool, or bool or None, takes a flag; one of an Enum takes the value of a member.
+    OmegaConf checks both for values from YAML. Other fields have the checker in their type, if any.
+    """
     checkers: dict[str, Check] = {}
     for key, hint in get_type_hints(schema).items():
         members = get_args(hint) or (hint,)

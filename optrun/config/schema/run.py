@@ -93,7 +93,7 @@ class RunConfig(Checked):
             self._expect_float32_copy()
 
     def _check_loss(self) -> None:
-        """Refuse label smoothing for tasks without classes, and a chunked loss for other tasks."""
+        """Refuse label smoothing without classes, and a chunked loss for tasks that have none."""
         has_classes = (
             self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets
         )
@@ -156,7 +156,8 @@ class RunConfig(Checked):
         """Refuse bfloat16 weights unless the trained ones have a float32 copy.
 
         bfloat16 has 8 significant bits, so a step below 1/256 of a weight would be rounded away.
-        The factors of an adapter are float32.
+        An optimizer with `master_weights` keeps such a copy; one named in a rule of `param_groups`
+        is refused. Under an adapter only its factors are trained, and these are float32.
         """
         bf16 = self.training.precision is Precision.bf16
         self.training.expect(bf16, "precision", f"bf16 with model.dtype={self.model.dtype}")
@@ -168,11 +169,12 @@ class RunConfig(Checked):
         )
         if isinstance(self.adapter, LoraConfig):
             return
-        rule_optimizers = [
-            str(rule["optimizer"]) for rule in self.param_groups.rules if "optimizer" in rule
-        ]
-        keeps_copy = getattr(self.optimizer, "master_weights", False) and not rule_optimizers
-        name = rule_optimizers[0] if rule_optimizers else self.optimizer.name
+        name = self.optimizer.name
+        keeps_copy = getattr(self.optimizer, "master_weights", False)
+        for rule in reversed(self.param_groups.rules):  # the message names the first
+            if "optimizer" in rule:
+                name = str(rule["optimizer"])
+                keeps_copy = False
         advice = "optimizer.master_weights=true"
         if not hasattr(self.optimizer, "master_weights"):
             advice = f"optimizer=lamb {advice}"
@@ -186,7 +188,7 @@ class RunConfig(Checked):
         )
 
     def _expect_reader_of_streams(self, key: str) -> None:
-        """Refuse streamed data for tasks without support.
+        """Refuse streamed data for tasks that read no streams, packed chats, and sets of labels.
 
         Args:
             key: The key that turns streaming on, such as `data.streaming`.
@@ -236,7 +238,9 @@ class RunConfig(Checked):
     def default_lr_note(self) -> str | None:
         """Explain the default lr of a pretrained model or an adapter.
 
-        None if lr was set to another value, or if the model is new and has no adapter.
+        The default is that of the optimizer times `default_lr_factor` of the adapter, or without an
+        adapter of the pretrained model. None if lr was set to another value, or if the model is new
+        and has no adapter.
         """
         group = "model"
         weights = "pretrained weights"

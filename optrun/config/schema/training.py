@@ -120,7 +120,8 @@ class TrainingConfig(Checked):
         """Return the size of a micro-batch, and the micro-batches of a step over all ranks.
 
         With a global batch and no given size, it is the largest size up to `most` that divides the
-        examples of a rank; accumulation follows, unless it was given as more than 1.
+        examples of a rank; accumulation follows, unless it was given as more than 1. A global batch
+        of 96 on 4 ranks gives (12, 8): the 24 examples of a rank are 2 micro-batches of 12.
 
         Args:
             ranks: The number of ranks.
