@@ -14,38 +14,8 @@ from optrun.config.types import in_yaml
 
 Changes = Mapping[str, tuple[object, object]]
 
-_MATHEMATICS = ("distributed.param_dtype", "distributed.reduce_dtype")
-_ROUNDING = ("distributed.", "training.nproc_per_node", "training.per_device_eval_batch_size")
 _OF_RANKS = ("distributed.name", "training.nproc_per_node")
-_EVALUATION = ("training.eval_steps",)
-_HARMLESS = ("run_name", "lr_from", "matters", "tracking.", "checkpoint.")
-_HARMLESS_TRAINING = {
-    "training.logging_steps",
-    "training.dataloader_num_workers",
-    "training.dataloader_timeout",
-    "training.max_seconds",
-}
-_BEST = ("checkpoint.metric", "checkpoint.mode")
-_NONFINITE = (
-    "training.on_nonfinite",
-    "training.max_nonfinite_skips",
-    "training.max_rollbacks",
-    "checkpoint.save_steps",
-    "checkpoint.allow_nonfinite",
-)
-_LENGTH = {
-    "training.max_steps",
-    "training.num_train_epochs",
-    "training.early_stopping_patience",
-    "training.early_stopping_threshold",
-}
-_PLAN = {
-    "seed",
-    "training.per_device_train_batch_size",
-    "training.gradient_accumulation_steps",
-    "training.global_batch_size",
-    "training.group_by_length",
-}
+"""Keys that may change how many ranks add examples to a step."""
 
 EFFECTS = {
     "harmless": "changes no number",
@@ -57,45 +27,72 @@ EFFECTS = {
     "data": "changes which examples come next",
     "mathematics": "changes the weights from here on",
 }
+"""Kind of effect -> what a table of changes says of it."""
+
+
+_EFFECT_OF = {
+    # Whole groups, and keys at the top level.
+    "tracking": "harmless",
+    "checkpoint": "harmless",
+    "run_name": "harmless",
+    "lr_from": "harmless",
+    "matters": "harmless",
+    "distributed": "rounding",
+    "data": "data",
+    "task": "data",
+    "seed": "data",
+    # Keys that differ from their group.
+    "checkpoint.metric": "best",
+    "checkpoint.mode": "best",
+    "checkpoint.save_steps": "nonfinite",
+    "checkpoint.allow_nonfinite": "nonfinite",
+    "distributed.param_dtype": "mathematics",
+    "distributed.reduce_dtype": "mathematics",
+    "training.logging_steps": "harmless",
+    "training.dataloader_num_workers": "harmless",
+    "training.dataloader_timeout": "harmless",
+    "training.max_seconds": "harmless",
+    "training.nproc_per_node": "rounding",
+    "training.per_device_eval_batch_size": "rounding",
+    "training.eval_steps": "evaluation",
+    "training.on_nonfinite": "nonfinite",
+    "training.max_nonfinite_skips": "nonfinite",
+    "training.max_rollbacks": "nonfinite",
+    "training.max_steps": "length",
+    "training.num_train_epochs": "length",
+    "training.early_stopping_patience": "length",
+    "training.early_stopping_threshold": "length",
+    "training.per_device_train_batch_size": "data",
+    "training.gradient_accumulation_steps": "data",
+    "training.global_batch_size": "data",
+    "training.group_by_length": "data",
+}
+"""Key or group -> effect; a key counts before its group, and all others are `mathematics`."""
 
 
 def effect_of_change(key: str) -> str:
-    """Classify a changed key by its effect, a key of `EFFECTS`.
+    """Classify what a changed configuration key affects in a resumed run.
 
-    Keys of `data` and `task` change the data; any other key that is not listed above counts as
-    'mathematics'.
+    Args:
+        key: Dotted name.
+
+    Returns:
+        A key of `EFFECTS`; `mathematics` for a key that is not known to affect less.
 
     Example:
-        >>> effect_of_change("training.logging_steps"), effect_of_change("lr")
-        ('harmless', 'mathematics')
+        >>> effect_of_change("checkpoint.keep_last"), effect_of_change("checkpoint.metric")
+        ('harmless', 'best')
+        >>> effect_of_change("data.train"), effect_of_change("lr")
+        ('data', 'mathematics')
     """
-    for kind, keys in _BY_NAME.items():
-        if key in keys:
-            return kind
-    if key.startswith(_HARMLESS):
-        return "harmless"
-    if key.startswith(_ROUNDING):
-        return "rounding"
-    if key.startswith(("data.", "task.")):
-        return "data"
-    return "mathematics"
-
-
-_BY_NAME = {
-    "mathematics": _MATHEMATICS,
-    "best": _BEST,
-    "nonfinite": _NONFINITE,
-    "harmless": _HARMLESS_TRAINING,
-    "evaluation": _EVALUATION,
-    "length": _LENGTH,
-    "data": _PLAN,
-}
+    group = key.partition(".")[0]
+    return _EFFECT_OF.get(key) or _EFFECT_OF.get(group, "mathematics")
 
 
 def is_harmless(key: str) -> bool:
     """Tell whether a key changes neither the computation nor the length of training.
 
-    Rounding, and when metrics are evaluated, may change.
+    Rounding, when metrics are evaluated, and what follows a non-finite step may change.
     """
     return effect_of_change(key) in ("harmless", "rounding", "evaluation", "nonfinite")
 
@@ -117,12 +114,16 @@ def changes_since(
 ) -> dict[str, tuple[object, object]]:
     """Map each changed key to its value in the checkpoint and its value now.
 
-    A relative path that is absolute now, and names the same files, is no change.
+    A path that is written in another way now, and names the same files, is no change.
 
     Args:
         saved: Metadata of the checkpoint.
         values: The configuration in force, as resolved plain values.
-        started_from: The folder in which the run was started; None: unknown.
+        started_from: The folder in which the run was started, from which relative paths of the
+            checkpoint count; None: unknown.
+
+    Returns:
+        Dotted key -> (before, now), such as {"lr": (0.1, 0.2)}; None stands for an absent key.
     """
     changed = differences(saved.config, values)
     keys = path_keys(values)
@@ -169,8 +170,8 @@ def table(
         changes: Configuration keys that changed since the checkpoint.
         title: Heading of the table.
         derived: Key -> effect, for keys that were derived, not typed.
-        examples: Examples of a step, then and now. If they differ, a changed accumulation also
-            changes the mathematics.
+        examples: Examples of a step, then and now. If they differ, changed ranks count as a change
+            of the data, and both numbers are shown.
 
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))
@@ -189,6 +190,7 @@ def table(
         (key, str(in_yaml(before)), str(in_yaml(now)), effect(key))
         for key, (before, now) in changes.items()
     ]
+    # Pad the columns to equal widths; the effect, which is the last one, is not padded.
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
         f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {effect_of_key}"

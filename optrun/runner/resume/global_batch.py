@@ -42,15 +42,23 @@ class BatchSizes:
 def decide_batch_sizes(
     request: Request, saved: CheckpointMetadata | None, ranks: int, *, branches: bool = False
 ) -> BatchSizes:
-    """Decide the micro-batch size and the number of micro-batches per optimizer step.
+    """Decide the size of a micro-batch, and how many of them make an optimizer step.
 
-    A resumed run keeps the examples per step of its checkpoint, unless the user requests others.
+    A new run has the configured sizes. A resumed run keeps the examples per step of its checkpoint,
+    unless the user requests others: if the checkpoint has 2 micro-batches of 8 examples, then
+
+    - on 1 rank a step has 2 micro-batches of 8,
+    - on 4 ranks it has 4 micro-batches of 4,
+    - on 3 ranks it is refused.
 
     Args:
-        request: Configuration and command line.
+        request: Configuration and command line; not changed.
         saved: Metadata of the checkpoint to continue from; None: from the start.
         ranks: Number of ranks.
         branches: Whether a branch starts from the checkpoint.
+
+    Returns:
+        The sizes, with a copy of the request that has them in its configuration.
 
     Raises:
         ConfigError: The ranks cannot share a step; the message lists the numbers that could.
@@ -58,72 +66,93 @@ def decide_batch_sizes(
     training = request.config.training
     # 1. A new run: the configured sizes.
     if saved is None or "accumulation" not in saved.plan:
-        micro, count = training.step_over(ranks)
-        return _with_batch_sizes(request, micro, training.gradient_accumulation_steps, count)
+        micro, micro_batches = training.step_over(ranks)
+        return _with_batch_sizes(
+            request, micro, training.gradient_accumulation_steps, micro_batches
+        )
+
     # 2. The user requests another batch than the checkpoint's.
-    most = int(saved.plan["batch_size"])
-    global_batch = most * int(saved.plan["accumulation"])
+    micro_before = int(saved.plan["batch_size"])
+    examples_before = micro_before * int(saved.plan["accumulation"])
     if _requests_other_batch(request, saved, branches=branches):
-        micro, count = training.step_over(ranks, most)
-        sizes = _with_batch_sizes(request, micro, training.gradient_accumulation_steps, count)
-        sizes.examples = (global_batch, micro * count)
+        micro, micro_batches = training.step_over(ranks, micro_before)
+        sizes = _with_batch_sizes(
+            request, micro, training.gradient_accumulation_steps, micro_batches
+        )
+        sizes.examples = (examples_before, micro * micro_batches)
         return sizes
-    # 3. The examples of the checkpoint, divided over these ranks. Typed sizes are kept.
+
+    # 3. The examples of the checkpoint, divided over these ranks. Typed sizes are kept; the others
+    # follow: None, or an accumulation of 1, leaves one open.
     typed = () if branches else request.overrides
     typed_micro = training.per_device_train_batch_size if is_typed(MICRO, typed) else None
-    accumulation = training.gradient_accumulation_steps if is_typed(ACCUMULATION, typed) else 1
+    configured = training.gradient_accumulation_steps
     same_batch = replace(
         training,
-        global_batch_size=global_batch,
+        global_batch_size=examples_before,
         per_device_train_batch_size=typed_micro,
-        gradient_accumulation_steps=accumulation,
+        gradient_accumulation_steps=configured if is_typed(ACCUMULATION, typed) else 1,
     )
     try:
-        micro, count = same_batch.step_over(ranks, most)
+        micro, micro_batches = same_batch.step_over(ranks, micro_before)
     except ConfigError as error:
-        raise ConfigError(_describe_uneven_batch(same_batch, ranks, most)) from error
-    per_rank = count // ranks
-    configured = training.gradient_accumulation_steps
-    # With a global batch size an accumulation of 1 means that it follows from the ranks.
-    keeps_configured = training.global_batch_size is not None and configured in (1, per_rank)
-    sizes = _with_batch_sizes(request, micro, configured if keeps_configured else per_rank, count)
-    before = f"{global_batch} examples a step, as before"
+        raise ConfigError(_describe_uneven_batch(same_batch, ranks, micro_before)) from error
+
+    # 4. How the configuration says it. With a global batch size an accumulation of 1 means there,
+    # too, that it follows from the ranks.
+    accumulation = micro_batches // ranks
+    if training.global_batch_size is not None and configured == 1:
+        accumulation = 1
+    sizes = _with_batch_sizes(request, micro, accumulation, micro_batches)
+    before = f"{examples_before} examples a step, as before"
     sizes.derived = {
         ACCUMULATION: before,
-        MICRO: before if micro == most else f"{before}; dropout is drawn otherwise",
+        MICRO: before if micro == micro_before else f"{before}; dropout is drawn otherwise",
     }
-    sizes.examples = (global_batch, global_batch)
+    sizes.examples = (examples_before, examples_before)
     return sizes
 
 
 def _requests_other_batch(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
     """Tell whether the user requests another batch than the checkpoint's.
 
-    In a branch every changed value counts. In a resumed run a value counts only if the user also
-    typed it: on other numbers of ranks optrun changes the micro-batch by itself. For example, a run
-    of 2 ranks x 8 examples that resumes on 1 rank with 16 has another value and no request. A
-    micro-batch that is left to follow from the global batch never counts.
+    A request is a changed micro-batch, accumulation or global batch. In a resumed run it must also
+    be typed: on another number of ranks optrun changes the micro-batch by itself. For example, a
+    run of 2 ranks x 8 examples that resumes on 1 rank with 16 has another value and no request. In
+    a branch every changed value counts.
+
+    Args:
+        request: Configuration and command line.
+        saved: Metadata of the checkpoint.
+        branches: Whether a branch starts from the checkpoint.
     """
     before = saved.config.get("training", {})
     now = request.values["training"]
     for key in (MICRO, ACCUMULATION, GLOBAL):
         name = key.partition(".")[2]
-        follows_from_global_batch = key == MICRO and now.get(name) is None
-        if follows_from_global_batch or now.get(name) == before.get(name):
+        if now.get(name) == before.get(name):
             continue
+        if key == MICRO and now.get(name) is None:
+            continue  # null: it follows from the global batch
         if branches or any(is_typed(typed, request.overrides) for typed in (key, "training")):
             return True
     return False
 
 
-def _with_batch_sizes(request: Request, micro: int, accumulation: int, count: int) -> BatchSizes:
-    """Return a copy of a request with the sizes of a batch in its configuration.
+def _with_batch_sizes(
+    request: Request, micro: int, accumulation: int, micro_batches: int
+) -> BatchSizes:
+    """Put the sizes of a batch into a copy of a request, and return both together.
 
     Args:
         request: Configuration and command line.
         micro: Examples of a micro-batch.
-        accumulation: `training.gradient_accumulation_steps`, micro-batches of each rank.
-        count: Micro-batches of an optimizer step, over all ranks.
+        accumulation: The value for `training.gradient_accumulation_steps`: micro-batches of each
+            rank, or 1 to let them follow from a global batch.
+        micro_batches: Micro-batches of an optimizer step, over all ranks.
+
+    Returns:
+        The sizes with nothing in `derived`, and None in `examples`.
     """
     config = request.config
     training = replace(
@@ -132,7 +161,9 @@ def _with_batch_sizes(request: Request, micro: int, accumulation: int, count: in
     numbers = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation}
     values = {**request.values, "training": {**request.values["training"], **numbers}}
     return BatchSizes(
-        replace(request, config=replace(config, training=training), values=values), micro, count
+        replace(request, config=replace(config, training=training), values=values),
+        micro,
+        micro_batches,
     )
 
 
@@ -140,7 +171,8 @@ def _describe_uneven_batch(training: TrainingConfig, ranks: int, most: int) -> s
     """Write the message for a number of ranks that cannot share a step evenly.
 
     It lists the numbers of ranks that could, and the nearest global batches that these ranks could
-    share.
+    share: for 16 examples on 3 ranks "Expected 1, 2, 4, 8 or 16 ranks, or another batch from here
+    on: training.global_batch_size=15 or training.global_batch_size=18."
 
     Args:
         training: Its global batch is the checkpoint's; its micro-batch is None unless typed, its
@@ -152,18 +184,21 @@ def _describe_uneven_batch(training: TrainingConfig, ranks: int, most: int) -> s
     micro = training.per_device_train_batch_size
     accumulation = training.gradient_accumulation_steps
     assert global_batch is not None
+    # What the user typed.
     typed = [] if micro is None else [f"{MICRO}={micro}"]
     if accumulation > 1:
         typed.append(f"{ACCUMULATION}={accumulation}")
+    with_typed = f" with {' and '.join(typed)}" if typed else ""
+    # Numbers of ranks that could share the step.
     fit = []
     for count in range(1, global_batch + 1):
         with contextlib.suppress(ConfigError):
             training.step_over(count, most)
             fit.append(str(count))
-    with_typed = f" with {' and '.join(typed)}" if typed else ""
     expected = ""
     if fit:
         expected = f"{', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or "
+    # Batches that these ranks could share: the multiples of `ranks` next to the global batch.
     lower = max(global_batch // ranks, 1) * ranks
     upper = -(-global_batch // ranks) * ranks
     alternatives = " or ".join(f"{GLOBAL}={number}" for number in sorted({lower, upper}))
@@ -175,9 +210,17 @@ def _describe_uneven_batch(training: TrainingConfig, ranks: int, most: int) -> s
 
 
 def describe_derived_micro_batch(request: Request, sizes: BatchSizes, ranks: int) -> str | None:
-    """Describe a micro-batch size derived from the global batch.
+    """Describe a micro-batch size that follows from the global batch, in a note for the user.
 
-    None if the size is configured, or is the default.
+    Args:
+        request: What the user configured.
+        sizes: The batch sizes of the run.
+        ranks: Number of ranks.
+
+    Returns:
+        A note such as "training.per_device_train_batch_size=4: follows from
+        training.global_batch_size=16 on 4 ranks"; None if the size is configured, or is the default
+        one.
     """
     micro = sizes.micro_batch_size
     global_batch = request.config.training.global_batch_size
