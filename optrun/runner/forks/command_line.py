@@ -68,7 +68,9 @@ class Forks:
             )
 
     def pin_trunks(self, tokens: Sequence[str]) -> list[str]:
-        """Replace each `branch_from` by FOLDER@DIGEST; later checkpoints then change nothing.
+        """Replace the value of `branch_from` by FOLDER@DIGEST; other overrides stay as they are.
+
+        A run then means its newest checkpoint of now, and not of the time when a job starts.
 
         Raises:
             ConfigError: The value is a range, or neither a run nor a checkpoint of optrun.
@@ -77,7 +79,10 @@ class Forks:
         return [self._pin(token) if is_branch_from(token) else token for token in tokens]
 
     def _pin(self, token: str) -> str:
-        """Replace the value or values of `branch_from=...`, as `pin_trunks`; null stays."""
+        """Replace the value or values of `branch_from=...`, as `pin_trunks`; null stays.
+
+        `branch_from=runs/a,runs/b` becomes `branch_from=FOLDER@DIGEST,FOLDER@DIGEST`.
+        """
         override = overrides.parse([token])[0]
         is_range = override.is_sweep_override() and not override.is_choice_sweep()
         if override.is_delete() or is_range:
@@ -91,12 +96,22 @@ class Forks:
         return f"{KEY}={','.join(trunks)}"
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
-        """Check overrides against the configuration of the parent checkpoint.
+        """Check the keys, choices and types of overrides, typed for a branch or for another run.
 
-        As `overrides.parse_checked`. With several parent checkpoints the first one counts.
+        Those of a branch are checked as changes of its parent checkpoint's configuration: with a
+        parent of `optimizer=lamb`, keys of `lamb` are valid. With several parent checkpoints the
+        first one counts.
+
+        Args:
+            tokens: The typed overrides.
+            sweep: Whether a value may be a list of values, as under `-m`.
 
         Returns:
             The typed overrides, each parent checkpoint as FOLDER@DIGEST.
+
+        Raises:
+            ConfigError: An override is wrong.
+            CheckpointError: A parent checkpoint is damaged, uncommitted or gone.
         """
         typed = self.pin_trunks(tokens)
         overrides.refuse_names(overrides.parse(typed))
@@ -108,6 +123,7 @@ class Forks:
         checked = overrides.parse_checked(
             self.hydra, self.config_name, [*trunk_only, *typed], sweep=sweep
         )
+        # In the order they were given; the parent's own are of no interest to the caller.
         return checked[len(trunk_only) :]
 
     def complete(self, tokens: Sequence[str]) -> list[str]:
@@ -117,6 +133,9 @@ class Forks:
 
         Args:
             tokens: Overrides of the run; `branch_from` is FOLDER@DIGEST.
+
+        Returns:
+            Overrides that make the whole configuration of the branch, see `merge_trunk_overrides`.
         """
         value = first_trunk(tokens)
         if value is None:
@@ -219,6 +238,13 @@ def add_trunk_config(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     Typed overrides win. A command line without `branch_from`, or with `branch_from=null`, is
     returned unchanged.
 
+    Args:
+        hydra: Composes configurations.
+        command_line: The command line of one run, not checked yet.
+
+    Returns:
+        A command line with all overrides of the branch, checked; `branch_from` is FOLDER@DIGEST.
+
     Raises:
         ConfigError: An override is wrong, `branch_from` has several values or names no parent
             checkpoint, or the branch has another model or another position in the data than its
@@ -233,8 +259,7 @@ def add_trunk_config(hydra: Hydra, command_line: CommandLine) -> CommandLine:
             f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
         )
     forks = Forks(hydra, command_line)
-    composed = forks.complete(forks.checked(command_line.overrides, sweep=False))
-    forks.require_place(
-        saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, composed)))
-    )
-    return replace(command_line, overrides=composed)
+    tokens = forks.complete(forks.checked(command_line.overrides, sweep=False))
+    config = store.compose(hydra, command_line.config_name, tokens)
+    forks.require_place(saved.plain(store.without_hydra(config)))
+    return replace(command_line, overrides=tokens)

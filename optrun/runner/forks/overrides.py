@@ -26,7 +26,7 @@ OWN = (KEY, "branch_schedule", "resume", "run_name")
 """Keys that belong to one run, and are not taken from its parent checkpoint."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
 """Keys of the parent checkpoint that a branch drops if it types another choice of the group."""
-_PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
+_POSITION = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
 _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
 _HARMLESS = ("task.prompt", "task.sample_tokens", "task.metrics")
 
@@ -47,14 +47,21 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
     A value that the default configuration or an interpolation gives anyway is not written: if a
     branch types another optimizer, it gets that optimizer's default lr.
 
-    An interpolated value may follow from another value that differs. So values are written in
-    passes, each composing the result of the passes before: first plain values, then interpolated
-    ones at the top level, then all that still differ.
+    An interpolated value may follow from another value that differs, and need not be written once
+    that one is. So overrides are added in three passes, and each composes what is there so far:
+
+    1. values that the default configuration holds plainly,
+    2. interpolated values at the top level, such as lr,
+    3. all that still differ.
 
     Args:
         hydra: Composes configurations.
         values: Resolved values of a run, with every key that this version knows.
         where: What to call the run in messages.
+
+    Returns:
+        The choice of each group, as `optimizer=lamb`, then single values in the order of the
+        passes. Keys in `OWN` are left out.
 
     Raises:
         ConfigError: A value cannot be written on a command line.
@@ -65,7 +72,7 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         for group, schemas in GROUPS.items()
     }
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
-    for step in ("plain", "top", "all", "check"):
+    for writes in ("plain values", "top-level values", "all values", "nothing, only compares"):
         composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
         differing = list(_differing(saved.plain(composed), values_of_trunk))
         if not differing:
@@ -73,8 +80,8 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         for key, value in differing:
             default = raw_value(composed, key)
             is_interpolated = isinstance(default, str) and "${" in default
-            is_top = step == "top" and "." not in key
-            if step == "all" or is_top or not is_interpolated:
+            is_top = writes == "top-level values" and "." not in key
+            if writes == "all values" or is_top or not is_interpolated:
                 takes_any_key = is_open_mapping(default) or open_prefix(composed, key) is not None
                 tokens.append(_as_override(key, value, takes_any_key=takes_any_key))
     key, value = differing[0]
@@ -100,8 +107,19 @@ def _differing(
 ) -> Iterator[tuple[str, Any]]:
     """Yield each dotted key that differs, with its target value; `_GONE` if the target lacks it.
 
-    Keys in `OWN`, such as `run_name`, do not count. Mappings are compared key by key, unless one of
-    them is empty; NaN equals NaN.
+    Keys in `OWN`, such as `run_name`, do not count, and neither does `kind` of a group. Mappings
+    are compared key by key, unless one of them is empty; NaN equals NaN.
+
+    Args:
+        base: Resolved values.
+        target: Resolved values that `base` should have.
+        prefix: The keys above, with a dot at the end.
+
+    Example:
+        >>> base = {"lr": 0.1, "clip": {"name": "none", "eps": 0}, "run_name": "a"}
+        >>> target = {"lr": 0.2, "clip": {"name": "norm", "eps": 0}, "run_name": "b"}
+        >>> list(_differing(base, target))
+        [('lr', 0.2), ('clip.name', 'norm')]
     """
     for name in dict.fromkeys([*base, *target]):
         key = f"{prefix}{name}"
@@ -123,9 +141,9 @@ def merge_trunk_overrides(
 ) -> list[str]:
     """Merge the overrides of a parent checkpoint with the typed ones; the typed ones win.
 
-    A typed value replaces that of the parent checkpoint. A typed choice of a group drops all that
-    the parent checkpoint set in the group, unless both choose the same: then the typed choice is
-    dropped.
+    A typed value replaces that of the parent checkpoint; steps and epochs replace each other. A
+    typed choice of a group drops all that the parent checkpoint set in the group, and its lr for
+    another optimizer, unless both choose the same: then only the typed choice is dropped.
 
     Args:
         trunk: Configuration of the parent checkpoint, from `as_overrides`.
@@ -135,20 +153,28 @@ def merge_trunk_overrides(
     Returns:
         The overrides of the branch: choices of the parent checkpoint, its other values, then the
         typed ones.
+
+    Example:
+        >>> trunk = ["optimizer=lamb", "seed=3", "lr=0.01", "optimizer.eps=0.1"]
+        >>> values = {"optimizer": {"name": "lamb"}}
+        >>> merge_trunk_overrides(trunk, values, ["optimizer=adamw"])
+        ['seed=3', 'optimizer=adamw']
+        >>> merge_trunk_overrides(trunk, values, ["optimizer=lamb", "seed=4"])
+        ['optimizer=lamb', 'lr=0.01', 'optimizer.eps=0.1', 'seed=4']
     """
     trunk_tokens = list(trunk)
-    typed_tokens = list(typed)
+    typed_tokens: list[str] = []
     for token, override in zip(typed, parse(typed), strict=True):
         key = override.key_or_group
+        if key in GROUPS and _repeats_trunk_choice(values[key], key, override):
+            continue
+        typed_tokens.append(token)
         if key in GROUPS:
-            if _repeats_trunk_choice(values[key], key, override):
-                typed_tokens.remove(token)
-                continue
             replaced = (key, *_GOES_WITH.get(key, ()))
         else:
             replaced = (key, OTHER_LENGTH.get(key, key))
         trunk_tokens = [word for word in trunk_tokens if not _is_below(word, replaced)]
-        if key == "training.num_train_epochs":
+        if key == "training.num_train_epochs":  # epochs count only without a number of steps
             trunk_tokens.append("training.max_steps=null")
     choices = [token for token in trunk_tokens if key_of(token) in GROUPS]
     other_values = [token for token in trunk_tokens if token not in choices]
@@ -158,11 +184,12 @@ def merge_trunk_overrides(
 def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: Override) -> bool:
     """Tell whether a typed choice, such as `optimizer=lamb`, is the parent checkpoint's.
 
-    The section of a parent checkpoint may have a name of its own for a registered choice (`KIND`).
-    If a registered choice has that name, too, the typed word means that choice.
+    A user's own YAML may give a registered choice another name: then `name` is the user's and
+    `kind` the registered one. If a registered choice has that name, too, the typed word means that
+    choice, and not the user's.
 
     Args:
-        section: The parent checkpoint's values of the group.
+        section: The parent checkpoint's values of the group, with `name` and perhaps `kind`.
         group: Name of the group.
         override: What was typed; a sweep over several choices is never the parent checkpoint's.
     """
@@ -181,8 +208,10 @@ def _is_below(token: str, keys: Sequence[str]) -> bool:
 def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
     """Refuse a branch with another model, other data or another position in the data.
 
-    Paths may differ: files are compared by content later, when they are read. On several ranks
-    another division of the batch is allowed.
+    Keys of `model`, `task` and `data` count, and those that decide which examples a step sees.
+    Paths may differ: files are compared by content later, when they are read. If one of the two
+    runs on several ranks, accumulation and global batch may differ: the examples of a step are
+    compared later.
 
     Args:
         trunk: Resolved values of the parent checkpoint.
@@ -192,7 +221,7 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
     Raises:
         ConfigError: The message lists every changed key with both values.
     """
-    fixed_keys: tuple[str, ...] = _PLACE
+    fixed_keys: tuple[str, ...] = _POSITION
     if all(config["distributed"]["name"] == "none" for config in (trunk, values)):
         fixed_keys += _BATCH
     paths = path_keys(values)

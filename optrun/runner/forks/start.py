@@ -86,6 +86,8 @@ class StartedFork:
 def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
     """Return the step of the run at which the schedule has its step 0.
 
+    If it continues, that is 0, or where the parent checkpoint's own schedule has restarted.
+
     Args:
         saved: Metadata of the parent checkpoint.
         schedule: Whether the schedule continues or restarts (`branch_schedule`).
@@ -104,6 +106,8 @@ def begin_fork(
 ) -> tuple[StartedFork, TrainState]:
     """Start a branch: take over the counters of the parent checkpoint, but none of its metrics.
 
+    Nothing is loaded into the model or optimizer yet; `restore_fork` does that.
+
     Args:
         trunk: The parent checkpoint.
         saved: Metadata of the parent checkpoint.
@@ -111,16 +115,21 @@ def begin_fork(
         changes: Differences between the two configurations.
         schedule: Whether the schedule continues or restarts (`branch_schedule`).
 
+    Returns:
+        The record of the branch, with the changes that a user made, and the counters to go on
+        from.
+
     Raises:
         ConfigError: The data, its order or the batch changed.
         CheckpointError: A newer version saved the counters.
     """
-    metadata = {
+    user_changes = {
         key: pair
         for key, pair in changes.items()
         if key not in _OWN and not _follows_from_choice(key, changes)
     }
-    _refuse_other_plan(saved.plan, now.plan, metadata, trunk)
+    _refuse_other_plan(saved.plan, now.plan, user_changes, trunk)
+    # Steps, epochs, examples and tokens stay; metrics were those of another run.
     state = train_state(saved)
     state.best = {}
     state.last = {}
@@ -135,7 +144,7 @@ def begin_fork(
         saved.global_step,
         schedule_from(saved, schedule),
         _digest_of_trunk(saved),
-        changes=metadata,
+        changes=user_changes,
     )
     return fork, state
 
@@ -143,8 +152,8 @@ def begin_fork(
 def _digest_of_trunk(saved: CheckpointMetadata) -> str:
     """Digest the configuration of a parent checkpoint without the seed.
 
-    The digest covers the parent of the parent, too. Parents that differ only in the seed have equal
-    digests.
+    The digest covers the parent of the parent, too, by its own digest and step. Parents that differ
+    only in the seed have equal digests.
     """
     values = plain(with_schemas(saved.config, "the trunk"))
     compared = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
@@ -163,6 +172,12 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
 
     The parent's position in the data would mean other examples.
 
+    Args:
+        before: `plan_values` of the parent checkpoint.
+        now: `plan_values` of the branch.
+        changes: Changed configuration keys, for the message.
+        trunk: The parent checkpoint, for the message.
+
     Raises:
         ConfigError: The message names the changed keys, and what changed in the plan.
     """
@@ -174,6 +189,7 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
         for key, (_, value) in changes.items()
         if key == "seed" or key.startswith(_PLAN)
     )
+    # A fingerprint is TRAINING-EVALUATION; other evaluation rows are allowed.
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
         raise ConfigError(
             f"{changed_values or 'the data'}: the training examples are not those of the trunk"
@@ -195,13 +211,14 @@ def restore_fork(
 ) -> list[str]:
     """Load the parent checkpoint's weights, optimizer state and schedule into a branch.
 
-    The optimizer state only if it fits, and the schedule only if it continues.
+    The optimizer state only if it fits, the schedule only if it continues, and the loss scale.
 
     Args:
-        fork: `optimizer_state` and `schedule` are set in place: they say what was taken over.
+        fork: The record of the branch. `optimizer_state` and `schedule` are set in place, to
+            sentences that say what was taken over.
         snapshot: Verified snapshot of the parent checkpoint.
-        model: The model, built from the configuration of the branch.
-        train_step: Optimizer and schedule, built from the same configuration.
+        model: The model, built from the configuration of the branch; its weights are replaced.
+        train_step: Optimizer and schedule, built from the same configuration; changed in place.
         total: Steps of the whole run.
 
     Returns:
@@ -216,7 +233,7 @@ def restore_fork(
         train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer
     )
     notes = []
-    if fork.schedule_from != fork.step:
+    if fork.schedule_from != fork.step:  # it does not restart here
         notes = restore_schedule(snapshot.metadata.scheduler, train_step)
     name = str(train_step.scheduler.state_dict()["name"])
     fork.schedule = describe_fork_schedule(name, fork.schedule_from, fork.step, total)
