@@ -65,7 +65,8 @@ class _LogFile(logging.FileHandler):
 def run_log(run: RunDir) -> Iterator[None]:
     """Write optrun's log to `optrun.log` of the run, and an error of the block, too.
 
-    The logger's level and propagation are changed, and restored at the end.
+    Inside the block the logger passes on INFO, to this file only; its level and propagation are
+    restored at the end.
 
     Raises:
         StorageError: The path exists and is no regular file.
@@ -115,9 +116,10 @@ def shown_path(path: Path) -> str:
 
 
 def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
-    """Print the sample, the result table and the next commands of a finished run.
+    """Print the result of a finished run.
 
-    Without checkpoints there are no commands, and the sample may be missing.
+    In this order: a generated sample if there is one, speed, the table of metrics, sentences on
+    generalisation, on the best checkpoint and on an early end, and the next commands.
 
     Args:
         console: Where it is printed.
@@ -125,7 +127,6 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         data: Names the key of evaluation rows, for a run that held none out.
     """
     summary = outcome.summary
-    stopped = summary.get("stopped")  # by a patience of one's own, or a callback
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
         # A model may write nothing but line breaks.
@@ -138,25 +139,37 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             )
         )
     _print_metrics(console, summary)
-    for line in (
-        sentence_of(summary),
-        describe_best(summary),
-        summary["message"] if stopped else "",
-    ):
+    early_end = summary["message"] if summary.get("stopped") else ""
+    for line in (sentence_of(summary), describe_best(summary), early_end):
         if line:  # a terminal would break it within words
             width = console.width if console.is_terminal else _PIPED
             wrapped = textwrap.fill(
                 printable(line), width, break_long_words=False, break_on_hyphens=False
             )
             console.print(escape(wrapped), highlight=False, soft_wrap=True)
+    for label, text in _next_commands(outcome, data):
+        console.print(
+            f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True
+        )
+
+
+def _next_commands(outcome: Outcome, data: DataConfig) -> list[tuple[str, str]]:
+    """List what can be done with a finished run, as pairs of a label and a command.
+
+    The first pair is the run directory. Without checkpoints it is the only one.
+
+    Args:
+        outcome: The run and its summary.
+        data: Names the key of evaluation rows, for a run that held none out.
+    """
+    summary = outcome.summary
     path = shown_path(outcome.run.path)
     best = pointed(outcome.run.best)
     chosen = "best" if best else "last"
     optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
-    if stopped:
-        longer = f"{stopped['by']}=..."
-    else:
-        longer = f"training.max_steps={2 * int(summary['max_steps'])}"
+    longer = f"training.max_steps={2 * int(summary['max_steps'])}"
+    if summary.get("stopped"):  # early stopping or a callback ended training: change that option
+        longer = f"{summary['stopped']['by']}=..."
     rows = [("written", path)]
     if outcome.run.checkpoints.is_dir():
         rows.append(("resume", f"{optrun} resume={shell.quote(path)} {longer}"))
@@ -169,18 +182,16 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         rows.append(("export", f"optrun export {checkpoint} DEST"))
         if best and step_of(best) != summary["global_step"]:
             rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
-    for label, text in rows:
-        console.print(
-            f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True
-        )
+    return rows
 
 
 def _print_metrics(console: Console, summary: SummaryValues) -> None:
     """Print speed, memory, and a table of the best and last metrics of a run.
 
     The table has the training loss and the evaluation metrics, the main one in bold. Metrics by
-    class follow for sets with at most 12 classes.
+    class follow for sets with at most 12 classes, and what f1 means if there is one.
     """
+    # 1. A line on the run: "30 steps in 12 s, 4,100 tokens/s, ...".
     perf = summary.get("perf", {})
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"
@@ -190,6 +201,7 @@ def _print_metrics(console: Console, summary: SummaryValues) -> None:
         f" peak memory {size(perf.get('peak_memory_bytes', 0))}"
     )
     console.print(f"[dim]{title}[/]", highlight=False, soft_wrap=True)
+    # 2. The metrics.
     table = Table()
     table.add_column("metric")
     for name in ("best", "at step", "last"):
@@ -208,6 +220,7 @@ def _print_metrics(console: Console, summary: SummaryValues) -> None:
             style="bold" if name == main else "",
         )
     console.print(table)
+    # 3. The metrics by class.
     for name, classes in tables_of(summary):
         console.print(to_rich(classes, title=name or None))
     if "eval/f1" in names:
