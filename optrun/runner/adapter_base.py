@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 
 def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
-    """Describe an adapter for checkpoints, without its base.
+    """Describe a model's adapter for checkpoints, and name its base by a digest.
 
-    None for a model without an adapter.
+    Returns:
+        `base` (`base_digest`), `target_modules`, `modules_to_save` and `quantization` of the base;
+        None for a model without an adapter.
     """
     adapter = adapter_of(model)
     if adapter is None:
@@ -76,6 +78,7 @@ def refuse_other_adapter(
     """
     before = saved.adapter
     name = config.adapter.name
+    # 1. One of them has none.
     if before is None and now is None:
         return
     if before is None:
@@ -91,6 +94,7 @@ def refuse_other_adapter(
             " as it was; or merge it into its base (optrun export CHECKPOINT DIR merge=true) and"
             " start a new run with model=pretrained model.path=DIR."
         )
+    # 2. Both have one, on different bases.
     if before.get("quantization") != now["quantization"]:
         raise ConfigError(
             f"{_in_words(now['quantization'])}: the adapter in the checkpoint was trained on a base"
@@ -158,6 +162,7 @@ def rebuild_adapter_model(
         ConfigError: The base was moved or changed.
         CheckpointError: The checkpoint records no adapter.
     """
+    # The configuration of the run, as it was recorded.
     saved = snapshot.metadata
     tree = with_schemas(saved.config, str(checkpoint))
     rebase_paths(tree, original_cwd(run.hydra))
@@ -180,6 +185,7 @@ def rebuild_adapter_model(
         )
         return model
 
+    # The digest is that of the quantised base, so this is built first in any case.
     model = build_with_adapter(dequantize=False)
     refuse_other_adapter(saved, adapter_facts(model), config)
     if dequantized and quantized:

@@ -240,6 +240,8 @@ def _start_from_checkpoint(
 ) -> Start:
     """Build the start of a run from a checkpoint, to resume it or to branch from it.
 
+    Only metadata is compared and taken over; tensors are loaded later.
+
     Args:
         saved: Metadata of the checkpoint.
         opened: The checkpoint, and whether it is the parent of a new branch.
@@ -247,19 +249,26 @@ def _start_from_checkpoint(
         plan: The plan of the data now.
         batch: The batch sizes now.
 
+    Returns:
+        Counters, changed keys and notes. A resumed run also gets its request to stop, if it still
+        stands; a branch its record.
+
     Raises:
         ConfigError: The adapter, the data or the batch changed.
         CheckpointError: A newer version saved the counters.
     """
+    # 1. What both refuse.
     config = batch.request.config
     refuse_other_adapter(saved, constants.adapter, config)
     changes = changes_since(saved, batch.request.values, opened.started_from)
     refuse_other_data(saved, constants, changes)
+    # 2. A branch: the changes of the user are what it is for.
     if opened.trunk is not None:
         fork, state = begin_fork(opened.trunk, saved, constants, changes, config.branch_schedule)
         constants.branch = fork.metadata()
         changes_note = table(fork.changes, "other than the trunk's:", derived=batch.derived)
         return Start(state, changes, [changes_note], fork)
+    # 3. A resumed run: the same run, so the place in the data moves if the plan changed.
     constants.branch = saved.branch
     state = train_state(saved)
     fingerprint = constants.plan["fingerprint"]
@@ -353,10 +362,14 @@ def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
 
 
 def choose_ranking(config: RunConfig, task: Task) -> Ranking:
-    """Choose the metric for ranking checkpoints, and its better direction.
+    """Choose the metric for ranking checkpoints, and whether a smaller or a larger value is better.
 
     The metric is `checkpoint.metric`, else the task's main metric; a name without a prefix means
-    the first evaluation set. The direction is `checkpoint.mode`, else that of the metric.
+    the first evaluation set: `accuracy` is `eval/accuracy`. The direction is `checkpoint.mode`,
+    else that of the metric.
+
+    Returns:
+        Such as `Ranking("eval/accuracy", "max")`.
 
     Raises:
         ConfigError: The task does not compute the metric.
@@ -366,7 +379,8 @@ def choose_ranking(config: RunConfig, task: Task) -> Ranking:
     refuse_unknown_metric(task, "checkpoint.metric", metric)
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
-    return Ranking(metric, best_mode(metric, Ranking(f"eval/{task.main_metric}", task.mode)))
+    main = Ranking(f"eval/{task.main_metric}", task.mode)
+    return Ranking(metric, best_mode(metric, main))
 
 
 def _example_lengths(config: RunConfig, task: Task) -> np.ndarray | None:
@@ -474,6 +488,11 @@ def build_loaders(
     """Build the batch loader of the training split, and one for each evaluation set by its name.
 
     `task.transform` is only called if the task overrides it; the inherited one changes nothing.
+
+    Args:
+        config: Has the seed and the number of worker processes.
+        task: Has the examples, and makes batches of them.
+        device: For a GPU the memory of batches is pinned.
     """
     overrides_transform = getattr(task.transform, "__func__", None) is not Task.transform
 
@@ -493,7 +512,12 @@ def build_loaders(
 def _valid_groups(optimizer: Mapping[str, object]) -> list[Mapping[str, object]]:
     """Return the parameter groups of a checkpoint's optimizer; empty if one is damaged.
 
-    Loading the optimizer reports the damage later.
+    Damaged means that a value has a wrong type: `layer` and `role` are texts, `layer_id` an
+    integer, `lr_ratio` a number; each may be None or missing. Loading the optimizer reports it
+    later.
+
+    Args:
+        optimizer: The optimizer's state without tensors, as in `state.json`.
     """
     groups = optimizer.get("groups", [])
     if not isinstance(groups, list):

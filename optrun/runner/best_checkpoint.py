@@ -12,7 +12,14 @@ from optrun.base.plain import PlainMapping, lookup
 def describe_best(summary: PlainMapping) -> str:
     """Describe the best checkpoint: its step, its metric, and what decided a tie.
 
-    Empty if the run was never evaluated.
+    Such as "best: step 60 by eval/accuracy 0.95 (max); tie of 2 evaluations, broken by the later
+    step".
+
+    Args:
+        summary: Values of `summary.json`; `main_metric` and `metrics.best` are read.
+
+    Returns:
+        Empty if the run was never evaluated.
     """
     main = summary.get("main_metric") or {}
     best = lookup(summary, "metrics", "best", str(main.get("name")))

@@ -65,7 +65,7 @@ def model_card(
     config: Mapping[str, object],
     task_card: TaskCard | None = None,
 ) -> str:
-    """Write the text of `model/README.md`.
+    """Write the text of `model/README.md`, the model card.
 
     Args:
         summary: Values of `summary.json`; missing ones are left out.
@@ -108,7 +108,14 @@ def model_card(
 def _commands(summary: Mapping[str, object]) -> list[str]:
     """List the training commands of these weights: the first, then each resume with changes.
 
-    A resume from the step of the weights, or a later one, has no part in them.
+    A resume without changes repeats the same training. One from the step of the weights, or a later
+    one, has no part in them.
+
+    Args:
+        summary: Values of `summary.json`: `command`, `resumes`, and the step of the weights.
+
+    Returns:
+        Commands, each as one line, in the order they were given.
     """
     step = summary.get("global_step")
     resumes = summary.get("resumes")
@@ -137,9 +144,13 @@ def _metadata(
         heading: Name of the model on the hub.
         task: Name of the task.
         facts: The task's part of the card; without a pipeline tag there are no results.
+
+    Returns:
+        The lines between the two `---` at the top of a card.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
+    # 1. Results, and the names of their metrics.
     optimizer = str(lookup(config, "optimizer", "name") or "")
     results = []
     metric_names = []
@@ -162,6 +173,8 @@ def _metadata(
             )
     # The loss is listed only if there is no other metric.
     metric_names = [name for name in metric_names if name != "loss"] or metric_names
+
+    # 2. The block. None leaves an entry out.
     dataset = _hub_name(config, "data", "hub")
     data = ModelCardData(
         library_name="peft" if facts.base else "transformers",
@@ -177,7 +190,18 @@ def _metadata(
 
 
 def _loading_code(task: TaskCard) -> str:
-    """Write Python code to load the model from this folder; an adapter on its base."""
+    """Write Python code to load the model from this folder; an adapter on its base.
+
+    For a classifier, for instance:
+
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        folder = "."  # this folder, or its name on the hub
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForSequenceClassification.from_pretrained(folder)
+
+    and then the lines of `task.usage`.
+    """
     variable = "tokenizer" if task.processor == "AutoTokenizer" else "processor"
     imports = [f"from transformers import {task.auto_class}, {task.processor}"]
     load = [f"model = {task.auto_class}.from_pretrained(folder)"]
@@ -210,7 +234,7 @@ def _heading(config: Mapping[str, object]) -> str:
 def _base_model_name(config: Mapping[str, object]) -> str:
     """Name the pretrained model of a run: its hub name, or the last part of its folder.
 
-    Empty if the model was trained from scratch.
+    Empty if the model was trained from scratch (another choice of `model`).
     """
     path = lookup(config, "model", "path")
     if lookup(config, "model", "name") != "pretrained" or not isinstance(path, str):
@@ -223,8 +247,18 @@ def _base_model_name(config: Mapping[str, object]) -> str:
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
     """Return `path` of a configuration section if it is a name on the hub; else empty.
 
-    It is one only if the section's choice is `choice`. The name of a local folder means nothing to
-    others.
+    The name of a local folder means nothing to others.
+
+    Args:
+        config: The resolved configuration.
+        section: The group, `model` or `data`.
+        choice: The choice of the group whose `path` can be a hub name; `path` of another is not.
+
+    Example:
+        >>> _hub_name({"data": {"name": "hub", "path": "stanfordnlp/imdb"}}, "data", "hub")
+        'stanfordnlp/imdb'
+        >>> _hub_name({"data": {"name": "hub", "path": "/home/me/imdb"}}, "data", "hub")
+        ''
     """
     path = lookup(config, section, "path")
     if lookup(config, section, "name") != choice or not isinstance(path, str):
@@ -233,7 +267,7 @@ def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
 
 
 def relative_names(command: str) -> str:
-    """Shorten absolute paths in a command to their last part.
+    """Shorten absolute paths in a command, also those that begin with `~`, to their last part.
 
     Folders of one machine mean nothing elsewhere.
 
@@ -245,7 +279,16 @@ def relative_names(command: str) -> str:
 
 
 def _data_name(config: Mapping[str, object]) -> str:
-    """Name the data: its hub name, the last part of a local path, else its choice of `data`."""
+    """Name the data: its hub name, the last part of a local path, else its choice of `data`.
+
+    Of several files the first one is named, and how many more there are.
+
+    Example:
+        >>> _data_name({"data": {"name": "files", "train": "/home/me/train.csv"}})
+        'train.csv'
+        >>> _data_name({"data": {"name": "mixture"}})
+        'mixture'
+    """
     data = str(lookup(config, "data", "name") or "unknown data")
     if data == "stdlib":
         return "the source text of Python's standard library"
@@ -264,6 +307,11 @@ def _evaluation_metrics(summary: Mapping[str, object]) -> dict[str, float]:
     """Return the last evaluation metrics, without bookkeeping such as runtimes.
 
     Values that are no numbers are left out; the text "NaN" of a JSON file is one.
+
+    Example:
+        >>> last = {"eval/loss": 0.5, "eval/f1": "NaN", "train/loss": 0.4, "eval/note": "x"}
+        >>> _evaluation_metrics({"metrics": {"last": last}})
+        {'eval/loss': 0.5, 'eval/f1': nan}
     """
     last = lookup(summary, "metrics", "last")
     metrics: dict[str, float] = {}

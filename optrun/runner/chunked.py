@@ -43,17 +43,20 @@ def configure_chunked_loss(
     Raises:
         ConfigError: Chunks are configured, and the task or the model does not allow them.
     """
+    # 1. Is it configured, and is there a head to compute in chunks?
     mode = config.training.chunked_loss.lower()
     head = model.get_output_embeddings() if config.task.CHUNKED_LOSS else None
     weight = getattr(head, "weight", None)
     if mode == "false" or weight is None:
         return None
+    # 2. Does it save enough? Logits are float32: examples x tokens x vocabulary x 4 bytes.
     texts = config.training.per_device_train_batch_size or MOST_PER_DEVICE
     if isinstance(config.task, PreferenceConfig):
         texts *= 2  # a pair has a chosen and a rejected text
     logits_bytes = 4 * texts * config.data.max_length * len(weight)
     if mode == "auto" and logits_bytes < LEAST:
         return None
+    # 3. Do task and model allow it?
     why = _why_not_chunked(task, model, world)
     if why is None:
         task.chunked = True

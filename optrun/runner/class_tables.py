@@ -58,9 +58,10 @@ def _build_table(
     """Build a table of metrics with a row for each class; the means come last, muted.
 
     Args:
-        noun: Key of each row's name, and heading of the first column.
-        rows: Figures of each class; a missing one is shown as a dash.
-        means: Rows of means.
+        noun: Key of each row's name, such as `class`, and heading of the first column.
+        rows: Figures of each class: precision, recall, f1, support; a missing one is shown as a
+            dash.
+        means: Rows of means, of the same form.
     """
     table = Table([noun, *_KEYS], [False, True, True, True, True])
     for row in [*rows, *means]:

@@ -173,9 +173,10 @@ def _metrics_writers(
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
 ) -> list[Callback]:
-    """List the components for each line of metrics, in the order of their calls.
+    """List the components that get each line of metrics, in the order of their calls.
 
-    `metrics.jsonl` comes first: a line is on disk before anything else shows it.
+    `metrics.jsonl` comes first: a line is on disk before anything else shows it. Then come the
+    display, the tracker of `tracking`, and the summary.
     """
     config = run_start.config
     note = run_start.display.note
