@@ -485,12 +485,14 @@ def _write_files(
             nothing is written then.
         StorageError: The disk refused a write.
     """
+    # 1. Draw.
     images = {}
     for picture in pictures:
         images[picture] = (folder / f"{stem}-{picture.name}.png", _draw(picture))
     pages = [folder / f"{stem}.{ending}" for ending in ("html", "md", "csv")]
     files = [*pages, *(path for path, _ in images.values())]
     try:
+        # 2. Refuse to replace what is not an earlier report on the same runs.
         folder.mkdir(parents=True, exist_ok=True)
         for path in files:
             if path.exists() and not is_earlier_report(path):
@@ -503,6 +505,7 @@ def _write_files(
                 beginning = file.read(4096)
             if str(content["directories"]).encode() not in beginning:
                 raise ConfigError(f"{pages[0]} reports on other runs: choose another out=DIR.")
+        # 3. Write.
         for path, text in zip(pages, [*render(content, images), csv], strict=True):
             replace_text(path, text)
         for path, png in images.values():

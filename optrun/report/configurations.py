@@ -146,9 +146,10 @@ class Contender:
 
 
 def _keys_with_effect(runs: Sequence[Run]) -> set[str]:
-    """Find the keys of `_KEYS_WITHOUT_EFFECT` that do have an effect under an option of a run.
+    """Find the keys that affect results although `_KEYS_WITHOUT_EFFECT` holds their group.
 
-    Such as `checkpoint.metric` with early stopping; see `conditional_keys`.
+    The dtypes of ranks always do; others only if a run has a certain option, such as
+    `checkpoint.metric` with early stopping, see `conditional_keys`.
     """
     keys = set(DISTRIBUTED_DTYPES)
     for run in runs:
@@ -361,6 +362,7 @@ def build_contenders(
         keys: Keys that separate contenders, see `pick_compared_keys`.
         mode: "min" or "max".
     """
+    # 1. Group by the keys that separate contenders.
     groups: dict[tuple[object, ...], list[Configuration]] = defaultdict(list)
     for configuration in configurations:
         group = tuple(normalise_setting(configuration.settings.get(key)) for key in keys)
@@ -369,6 +371,7 @@ def build_contenders(
     def preference(configuration: Configuration) -> tuple[float, float, float]:
         return -len(configuration.scores), configuration.cost(mode), configuration.loss
 
+    # 2. Choose the configuration of each contender.
     contenders = []
     for members in groups.values():
         chosen = min(members, key=preference)
@@ -376,6 +379,7 @@ def build_contenders(
         name = describe_settings(settings) or chosen.runs[0].optimizer or "all runs"
         lr_curve = _build_lr_curve(members, chosen, mode)
         contenders.append(Contender(name, settings, members, chosen, lr_curve))
+    # 3. Best first, with names that differ.
     contenders.sort(key=lambda contender: contender.configuration.cost(mode))
     names = number_labels([contender.name for contender in contenders])
     return [

@@ -88,6 +88,8 @@ class Findings:
     def scaled_scores(self) -> dict[str, dict[int, float]]:
         """Scale the scores of ranked contenders: 0 is the untrained model, 1 the best mean.
 
+        If the untrained loss is 4.0 and the best mean 2.0, a loss of 3.0 becomes 0.5.
+
         Returns:
             Contender -> seed -> (untrained - score) / (untrained - best mean).
         """

@@ -560,7 +560,12 @@ def flatten(config: Mapping[str, object]) -> dict[str, Setting]:
 def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
     """Fold `kind` and `class_name` of a section into its name.
 
-    A plugin's choice becomes `NAME (KIND)`, a class of a library `CLASS (NAME)`.
+    A plugin's choice becomes `NAME (KIND)`, a class of a library `CLASS (NAME)`. Other sections are
+    copied as they are.
+
+    Example:
+        >>> _name_with_kind({"name": "mine", "kind": "lamb", "eps": 1e-6})
+        {'name': 'mine (lamb)', 'eps': 1e-06}
     """
     named = dict(section)
     if {"kind", "name"} <= set(named):

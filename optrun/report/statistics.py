@@ -123,7 +123,8 @@ class TtestResult:
     def verdict_text(self, name: str) -> str:
         """Write the verdict on a contender: "the best" if all others are ruled out.
 
-        A difference that is too small to matter is named by `limit`.
+        A difference that is too small to matter is named by `limit`: "ruled out, but by less than
+        matters: either will do", or "... than another seed changes ..." if nobody set `matters`.
         """
         verdict = self.comparisons[name].verdict
         is_alone = self.possible == [name] and len(self.ranking) > 1

@@ -43,16 +43,17 @@ def find_waiting(sweep: Path) -> dict[Path, list[str]]:
 
     A job that finished or failed is left out, as is one that was pruned.
     """
-    return {
-        sweep / name: overrides
-        for name, status, overrides in read_list(sweep, "jobs", _parse_job)
+    waiting = {}
+    for name, status, overrides in read_list(sweep, "jobs", _parse_job):
         # A name is one folder beneath the sweep, whatever a file from elsewhere says.
-        if status in ("new", "running", "interrupted") and Path(name).name == name
-    }
+        is_folder_name = Path(name).name == name
+        if is_folder_name and status in ("new", "running", "interrupted"):
+            waiting[sweep / name] = overrides
+    return waiting
 
 
 def _parse_job(row: Any) -> tuple[str, object, list[str]]:
-    """Read name, status and overrides of a job in `sweep.json`."""
+    """Return name, status and overrides of an entry of `jobs` in `sweep.json`."""
     return str(row["name"]), row["status"], [str(token) for token in row["overrides"]]
 
 

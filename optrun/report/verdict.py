@@ -338,7 +338,8 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
 def _write_with_diverged(name: str, comparison: Comparison) -> str:
     """Write a contender with its lr, and how many of its seeds diverged, if any.
 
-    With several workloads the lr is left out, and the seeds of all workloads are counted.
+    Such as `lamb at lr 2e-3 (1 of 5 seeds diverged)`. With several workloads the lr is left out,
+    and the seeds of all workloads are counted.
     """
     text = name
     diverged = 0

@@ -59,6 +59,9 @@ def contenders_of(
     optimizer wins over a value for all. Without `search_tokens` the result is a single contender
     without a name: all optimizers share one space.
 
+    Of `["optimizer=lamb,adamw", "seed=0", "lr=1e-3"]` and `["search.lamb.lr=1e-2,2e-2"]` lamb gets
+    the overrides `optimizer=lamb seed=0 lr=1e-2,2e-2`, and adamw `optimizer=adamw seed=0 lr=1e-3`.
+
     Args:
         hydra: Lists the optimizers.
         check: Checks overrides of a sweep by name, and returns them.
@@ -71,11 +74,13 @@ def contenders_of(
     """
     if not search_tokens:
         return [Contender("", list(common))]
+    # 1. What each optimizer has of its own.
     known_optimizers = list(hydra.config_loader.get_group_options("optimizer"))
     spaces: dict[str, list[str]] = {}
     for token in search_tokens:
         name, assignment = _split_search_token(token, known_optimizers)
         spaces.setdefault(name, []).append(assignment)
+    # 2. Which optimizers are compared.
     optimizer_tokens = [token for token in common if token.lstrip("+").startswith("optimizer=")]
     names = list(spaces)
     if optimizer_tokens:
@@ -88,12 +93,15 @@ def contenders_of(
                 f"search.{name}: {optimizer_tokens[0]} does not list {name}. Add it there, or leave"
                 f" search.{name} out."
             )
+    # 3. One contender for each, in the order in which they are listed.
     shared = [token for token in common if token not in optimizer_tokens]
     return [_build_contender(check, name, shared, spaces.get(name, [])) for name in names]
 
 
 def _split_search_token(token: str, known_optimizers: Sequence[str]) -> tuple[str, str]:
     """Split `search.NAME.KEY=VALUES` into the name and `KEY=VALUES`.
+
+    Such as `search.lamb.optimizer.eps=1e-6,1e-8` into `lamb` and `optimizer.eps=1e-6,1e-8`.
 
     Raises:
         ConfigError: It has another form, the optimizer is unknown, or the key must be the same for

@@ -538,10 +538,10 @@ class Driver:
     # ----------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
-        """Return the exit code of the sweep.
+        """Return the exit code of the sweep, by the first case that applies.
 
-        0: all jobs finished or were pruned. 1: some failed. 74: the disk refused a write. 75: the
-        sweep stopped with everything saved.
+        74: the disk refused a write. 75: the sweep stopped, or a job has not ended; the same
+        command continues it. 1: some jobs failed. 0: all jobs finished or were pruned.
         """
         states = [row.state for row in self.job_table.rows.values() if not row.is_pruned]
         if self.stop.refused:

@@ -100,9 +100,13 @@ def _takes_integers(
 def distribution(override: Override) -> BaseDistribution:
     """Translate a sweep of Hydra's grammar to a distribution of Optuna's.
 
-    `interval(a, b)` becomes a float distribution, `int(interval(a, b))` an integer one; `tag(log,
-    ...)` makes either logarithmic; `range(a, b, step)` keeps its grid. Anything else is
-    categorical, also a range that is shuffled or logarithmic.
+    | override | distribution |
+    | --- | --- |
+    | `lr=interval(1e-4, 1e-2)` | float |
+    | `lr=tag(log, interval(1e-4, 1e-2))` | float, logarithmic |
+    | `model.config.n_layer=int(interval(2, 8))` | integer |
+    | `training.max_steps=range(100, 500, 100)` | integer or float with steps, see `_grid` |
+    | `lr=1e-3,2e-3`, a shuffled or logarithmic range | categorical, of texts |
 
     Raises:
         ConfigError: An interval is empty, or logarithmic and reaches 0; or a value stands twice.

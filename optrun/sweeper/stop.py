@@ -131,11 +131,13 @@ def process_tree(pid: int) -> list[int]:
 
     Ranks in process groups of their own are among them. Without /proc, the process alone.
     """
+    # 1. The children of every process: the second field behind its name is its parent.
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parent = read_text(stat, errors="replace").rpartition(")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(stat.parent.name))
+    # 2. Children of children: the list grows while the loop runs over it.
     pids = [pid]
     for parent_pid in pids:
         pids += children.get(parent_pid, [])

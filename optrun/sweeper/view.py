@@ -89,7 +89,10 @@ class JobTable:
         ]
 
     def counts(self) -> str:
-        """Write the number of jobs in each state as one line; each job counts once."""
+        """Write the number of jobs in each state as one line; each job counts once.
+
+        Such as `2 of 8 finished · 1 running · 0 failed · 5 left (1 interrupted, 4 not started)`.
+        """
         rows = self.rows.values()
         n_pruned = sum(row.is_pruned and not row.state.ended for row in rows)
         n_interrupted = sum(row.left and row.state.status != "new" for row in rows)
@@ -198,8 +201,9 @@ class View:
 def event_line(row: JobRow, job_table: JobTable, seconds_left: float | None, log: str) -> str:
     """Write the end of a job as one line.
 
-    Its number, status and label; of a failed job the message and its log, else the best value
-    with step and time; the devices; and how many jobs are left.
+    Such as `[3/8] finished    lr=2e-3  best eval/loss 2.5  step 600  41.4 s  5 to go, 3 min`: its
+    number, status and label; of a failed job the message and its log, else the best value with step
+    and time; the devices; and how many jobs are left.
 
     Args:
         row: The job.

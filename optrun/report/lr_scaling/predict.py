@@ -397,9 +397,15 @@ def _refuse_useless(
 
 
 def _write_test(run: Run, target: Size, lr: fit.Estimate) -> str:
-    """Compose the sweep over both ends of the interval of lr at a size, with two seeds.
+    """Compose the command of a sweep over both ends of the interval of lr at a size, two seeds.
 
-    Without an interval over half and twice the lr.
+    Such as `optrun -m optimizer=lamb model.config.n_embd=128 lr=1e-3,2e-3 seed=0,1`. Without an
+    interval it sweeps half and twice the lr.
+
+    Args:
+        run: A run of the contender, whose other overrides the command repeats.
+        target: The size.
+        lr: The predicted lr with its interval.
     """
     ends = [lr.low, lr.high]
     if not lr.is_bounded:
