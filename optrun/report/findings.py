@@ -140,7 +140,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     unify_paths(described)
     _name_trunks(described)
     keys = differing_keys(described)
-    _refuse_unknown_keys(by, described)
+    refuse_unknown_keys(by, described)
     keys += [key for key in by if key not in keys]
     compared = by
     if not by:
@@ -199,7 +199,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     )
 
 
-def _refuse_unknown_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
+def refuse_unknown_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
     """Refuse keys of `by=` without a value in any run."""
     known_keys = all_keys(runs)
     for key in keys:

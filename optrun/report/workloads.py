@@ -35,7 +35,13 @@ from optrun.report.configurations import (
     number_labels,
     pick_compared_keys,
 )
-from optrun.report.findings import Findings, Question, analyse_runs
+from optrun.report.findings import (
+    Findings,
+    Question,
+    analyse_runs,
+    choose_metric,
+    refuse_unknown_keys,
+)
 from optrun.report.runs import NOT_STARTED, Run, Setting, all_keys, flatten
 from optrun.report.statistics import TtestResult, compare, pooled_sd
 
@@ -110,12 +116,16 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     Args:
         runs: All runs to analyse; at least one.
         question: As for `findings.analyse_runs`. With several workloads, the metric applies to
-            those that logged it, and `matters` is in units of the score.
+            those that logged it, a key that some workload lacks separates contenders in none, and
+            `matters` is in units of the score.
 
     Raises:
         ConfigError: As `findings.analyse_runs`; also if no workload has the baseline.
     """
-    # 1. Analyse each workload, and count on how many each contender is ranked.
+    # 1. Refuse what no run has; a workload may lack a metric or a key that another one has.
+    choose_metric(runs, question.get("metric"))
+    refuse_unknown_keys(question.get("by", ()), runs)
+    # 2. Analyse each workload, and count on how many each contender is ranked.
     workloads: list[Findings] = []
     if len(runs) > 1:
         workloads = _analyse_workloads(split_workloads(runs), question)
@@ -130,7 +140,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
             f"baseline={baseline}: no contender has this name."
             f" {did_you_mean(baseline, workload_counts)}"
         )
-    # 2. Judge the mean scores over the workloads that count.
+    # 3. Judge the mean scores over the workloads that count.
     workloads = [replace(workload, left_out=_why_left_out(workload)) for workload in workloads]
     counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)

@@ -218,3 +218,20 @@ def test_what_is_said_of_every_workload_is_said_once(tmp_path: Path, make_run: M
             )
     (few,) = [each.text for each in report([tmp_path]).warnings if each.kind == "few-seeds"]
     assert few.startswith("Fewer than 3 seeds")
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"metric": "eval/acuracy"}, "metric=eval/acuracy: no run has logged it"),
+        ({"metric": "train/loss"}, "a training metric cannot rank runs"),
+        ({"by": ["optimiser.name"]}, "by=optimiser.name: no run has this configuration key"),
+    ],
+)
+def test_unknown_names_are_refused_over_several_workloads(
+    question: dict[str, Any], message: str, tmp_path: Path, make_run: MakeRun
+) -> None:
+    for task in ("one", "two"):
+        workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 4.0}, task=task)
+    with pytest.raises(ConfigError, match=message):
+        compare_runs(load_runs([tmp_path]), **question)
