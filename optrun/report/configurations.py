@@ -488,7 +488,7 @@ def write_setting(key: str, value: object) -> str:
         return plain(str(value))
     if key.endswith("lr"):
         return rate(value)
-    return re.sub(r"e([+-])0", r"e\1", f"{value:g}")
+    return re.sub(r"e([+-])0", r"e\1", f"{value:g}")  # 1e-08 becomes 1e-8
 
 
 def describe_settings(settings: Mapping[str, Setting]) -> str:

@@ -42,6 +42,7 @@ class SeedLine:
     """Index of the contender, which decides its colour."""
     contender: str
     finished: bool
+    """Whether the contender has a score; without one its lines are dashed."""
     x: Array
     """Steps or epochs; shape (n,)."""
     y: Array
@@ -85,8 +86,8 @@ def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list
                 continue
             evenly_spaced = np.linspace(0, len(x) - 1, min(len(x), _POINTS))
             indices = np.unique(evenly_spaced.astype(int))
-            has_score = bool(contender.configuration.scores)
-            lines.append(SeedLine(series, contender.name, has_score, x[indices], y[indices]))
+            finished = bool(contender.configuration.scores)
+            lines.append(SeedLine(series, contender.name, finished, x[indices], y[indices]))
     return lines
 
 
