@@ -76,6 +76,7 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
+    # Without a test, or if one of the contenders shares too few seeds to be in it.
     if not ttest.is_tested or (
         not ttest.has_baseline and Verdict.too_few in map(ttest.verdict_text, ttest.ranking)
     ):

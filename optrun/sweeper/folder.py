@@ -191,7 +191,8 @@ class SweepDir:
             return JobState("new")
         except (OSError, ValueError):
             return JobState("interrupted", message="summary.json cannot be read")
-        metric, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
+        metric = lookup(summary, "main_metric", "name")
+        mode = lookup(summary, "main_metric", "mode")
         best = lookup(summary, "metrics", "best", metric, "value")
         status = str(summary.get("status"))
         is_cut_by_disk = status == "failed" and summary.get("disk_refused") is True

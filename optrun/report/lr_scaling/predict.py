@@ -128,7 +128,7 @@ def find_lr_for_run(
     Raises:
         ConfigError: The sweep has another configuration, or cannot predict this size.
     """
-    # 0. A sweep without muP counts for muP at its base.
+    # 1. A sweep without muP counts for muP at its base.
     runs = _load_sweeps([folder])
     base_note = ""
     if base and all(run.setting("parametrization.name") != "mup" for run in runs):
@@ -136,7 +136,7 @@ def find_lr_for_run(
         base_note = ", at the base of muP"
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
-    # 1. Collect the sizes of this run, and the runs that are equal in everything else.
+    # 2. Collect the sizes of this run, and the runs that are equal in everything else.
     target = {}
     for key in grouping.differing_keys([run, *runs]):
         if key == "lr" or key.rpartition(".")[2] in OF_EVALUATION:
@@ -152,7 +152,7 @@ def find_lr_for_run(
                 f"this run has {key}={run.setting(key)}, but the runs of {folder} have"
                 f" {', '.join(swept_values)}. Sweep lr at {key}={run.setting(key)}, or give lr."
             )
-    # 2. Predict from the best contender.
+    # 3. Predict from the best contender.
     metric, mode = choose_metric(runs, None)
     best_contender = _find_contenders(runs, target, metric, mode)[0]
     answer = _predict_lr(best_contender, target, mode)
@@ -272,25 +272,27 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
     unnamed = [key for key in grouping.differing_keys(runs) if key not in {"lr", *target}]
     for key in [*target, *unnamed]:
         value = _extrapolate_key(runs, axes, target, key)
-        if value is None and key in target:
-            axes.append(key)
-        elif value is None:
+        # 1. It does not follow from the axes so far.
+        if value is None and key not in target:
             raise ConfigError(
                 f"to: {key} varied, too: add {key}=VALUE, or give sweeps with the same {key}."
             )
-        elif key in target and not math.isclose(value, target[key], rel_tol=ROUNDING):
+        if value is None:
+            axes.append(key)
+            continue
+        # 2. It follows: its value at the target is fixed.
+        if key in target and not math.isclose(value, target[key], rel_tol=ROUNDING):
             same = "".join(f" and the same {axis}" for axis in axes)
             raise ConfigError(
                 f"to: {key}={target[key]:.12g}: the sweeps predict lr only for {key}={value:.12g}."
                 f" Sweep lr at another {key}{same}, too."
             )
-        elif not value.is_integer() and all(_size_of(run, key).is_integer() for run in runs):
+        if not value.is_integer() and all(_size_of(run, key).is_integer() for run in runs):
             raise ConfigError(
                 f"to: {key} would be {value:.4g} at {write_size(target)}, which cannot be built:"
                 " expected a whole number."
             )
-        else:
-            values[key] = value
+        values[key] = value
     return axes, values
 
 
