@@ -85,6 +85,7 @@ class Examples:
         )
 
     def _fingerprint(self) -> str:
+        """Compute the fingerprint, as `fingerprint` without a cache."""
         total = hashlib.sha256()
         for piece in _yield_pieces(self.offsets):
             total.update(np.ascontiguousarray(piece).data)
@@ -143,6 +144,7 @@ class Selected:
     def hashes(self) -> np.ndarray | None:
         """Hashes of the texts of the selected examples; of all texts if examples join texts."""
         hashes: np.ndarray | None = self.examples.hashes
+        # Blocks of joined texts have another number of texts than of examples.
         if hashes is None or len(hashes) != len(self.examples):
             return hashes
         selected: np.ndarray = hashes[self.indices]
@@ -224,6 +226,10 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
 
     Returns:
         Indices, shape (limit,), int64; None: all examples, in their order.
+
+    Example:
+        >>> chosen(100, 3, seed=None).shape, chosen(3, 100, seed=None)
+        ((3,), None)
     """
     if limit is None or limit >= count:
         return None
@@ -271,6 +277,7 @@ def encode(
     Returns:
         One example per text, mapped from the cache.
     """
+    # 1. Name the ids by everything that decides them.
     texts_digest, characters = cached_result(
         digest_if_known("texts-1", content), lambda: _digest_texts(texts())
     )
@@ -278,21 +285,17 @@ def encode(
     if ids_below is not None and ids_below <= _FEW:
         dtype = "uint16"
     name = digest("tokens-5", dtype, versions(*MAKERS), texts_digest, key)
+    # 2. Write them, unless the cache has them.
     folder = cached(
         "tokens",
         name,
         lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters),
     )
-    arrays_of_folder = map_arrays(folder)
-    arrays = {path.stem: map_ids(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
-    lost = None if longest is None else arrays_of_folder["lost"]
-    return Examples(
-        arrays_of_folder["offsets"],
-        arrays,
-        lost=lost,
-        hashes=arrays_of_folder["hashes"],
-        origin=name,
-    )
+    # 3. Map them: an `.npy` file has one value a text, a file of the type of ids all ids.
+    per_text = map_arrays(folder)
+    ids = {path.stem: map_ids(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
+    lost = None if longest is None else per_text["lost"]
+    return Examples(per_text["offsets"], ids, lost=lost, hashes=per_text["hashes"], origin=name)
 
 
 def _digest_texts(texts: Iterable[object]) -> tuple[str, int]:
@@ -321,6 +324,13 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     Returns:
         Blocks over the same flat array; each token is in one block, but for dropped ones. A single
         token at the end is always dropped, since nothing can be predicted from it.
+
+    Example:
+        >>> documents = Examples(np.array([0, 3, 8]), {"input_ids": np.arange(8)})
+        >>> packed(documents, 3, keep_rest=True).offsets.tolist()
+        [0, 3, 6, 8]
+        >>> packed(documents, 3, keep_rest=False).offsets.tolist()
+        [0, 3, 6]
     """
     ids = examples.ragged["input_ids"]
     blocks, rest = divmod(len(ids), length)

@@ -37,32 +37,32 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     """
     notes: list[str] = []
     options = ReadOptions(config.format, config.delimiter, config.encoding, config.column_names)
+    # 1. Find the files.
     train_files = resolve("data.train", config.train)
-    eval_files = {
-        name: (eval_key(name), resolve(eval_key(name), paths))
-        for name, paths in config.eval_files()
-    }
-    unstreamed = dict(eval_files)
+    eval_files = {name: resolve(eval_key(name), paths) for name, paths in config.eval_files()}
+    unstreamed = {eval_key(name): files for name, files in eval_files.items()}
     if not config.streaming:
-        unstreamed["train"] = ("data.train", train_files)
+        unstreamed["data.train"] = train_files
     _refuse_unused_options(config, options, unstreamed)
+    # 2. Read their rows.
     if config.streaming:
         rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
     else:
         train = read_split("data.train", train_files, options, notes, documents=documents)
-    sets = {
-        name: read_split(key, files, options, notes, documents=documents)
-        for name, (key, files) in eval_files.items()
+    eval_sets = {
+        name: read_split(eval_key(name), files, options, notes, documents=documents)
+        for name, files in eval_files.items()
     }
-    for key, files in eval_files.values():
-        notes += _files_in_both(train_files, key, files)
+    # 3. Note what looks like a mistake.
+    for name, files in eval_files.items():
+        notes += _files_in_both(train_files, eval_key(name), files)
     notes += _splits_among(train_files)
-    return Source(train, sets, config, notes=notes)
+    return Source(train, eval_sets, config, notes=notes)
 
 
 def _files_in_both(train_files: list[Path], key: str, eval_files: list[Path]) -> list[str]:
-    """Return a note if files of an evaluation set are training files as well."""
+    """Return a note if files of an evaluation set are training files as well; else no notes."""
     training_paths = {path.resolve() for path in train_files}
     both = [str(path) for path in eval_files if path.resolve() in training_paths]
     if not both:
@@ -71,10 +71,14 @@ def _files_in_both(train_files: list[Path], key: str, eval_files: list[Path]) ->
 
 
 def _splits_among(files: list[Path]) -> list[str]:
-    """Return a note if some training files are named after `train`, others after other splits."""
-    names = {path: split_name(path, path.parent.parent) for path in files}
-    other_files = [str(path) for path, name in names.items() if name not in (None, "train")]
-    if not other_files or "train" not in names.values():
+    """Return a note if some training files are named after `train`, others after other splits.
+
+    No notes for other files. The name of a file counts, and that of its folder: `train/a.csv` and
+    `test/a.csv`.
+    """
+    split_of_file = {path: split_name(path, path.parent.parent) for path in files}
+    other_files = [str(path) for path, name in split_of_file.items() if name not in (None, "train")]
+    if not other_files or "train" not in split_of_file.values():
         return []
     return [
         f"data.train holds {len(other_files):,} files that are named after other splits:"
@@ -83,14 +87,15 @@ def _splits_among(files: list[Path]) -> list[str]:
 
 
 def _refuse_unused_options(
-    config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
+    config: FilesConfig, options: ReadOptions, files: Mapping[str, list[Path]]
 ) -> None:
     """Refuse options without effect on any of the files.
 
     Args:
         config: `streaming` and `format` of it are used.
         options: The options that the user set.
-        files: Key of the configuration and paths by split, of all splits that are not streamed.
+        files: Key of the configuration, such as `data.eval`, to paths, of all splits that are not
+            streamed.
 
     Raises:
         ConfigError: With the option, and the formats that it is read for.
@@ -101,12 +106,13 @@ def _refuse_unused_options(
             " it out."
         )
     formats: set[str] = set()
-    for key, paths in files.values():
+    for key, paths in files.items():
         formats.update(format_of(key, path, options.format).name for path in paths)
     for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
         affected = [row.name for row in FORMATS.values() if name in row.options]
-        if value is None or not formats.isdisjoint(affected):
+        has_effect = not formats.isdisjoint(affected)
+        if value is None or has_effect:
             continue
         remedy = "Leave it out."
         if formats == {"text"} and "csv" in affected:
@@ -133,6 +139,7 @@ def read_split(
     Raises:
         ConfigError: An empty file, mixed or unknown formats, content that cannot be read.
     """
+    # 1. Check the files, and find their encodings.
     kind = one_format(key, (format_of(key, path, options.format) for path in files))
     encodings = []
     for path in files:
@@ -143,10 +150,12 @@ def read_split(
         if encoding != UTF8 and options.encoding is None:
             line = f": {sample}" if sample else ""
             notes.append(f"{key}={path}: read as {encoding}{line} (data.encoding)")
+    # 2. Read the rows, or map them from the cache.
     contents = [digest_folder(path) if path.is_dir() else digest_file(path) for path in files]
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
+    # 3. Digest everything that decides them. Without options the digest is that of older versions.
     digests = (f"{path.suffixes} {content}" for path, content in zip(files, contents, strict=True))
     typed_options = () if options == ReadOptions() else (repr(options),)
     content = digest(
@@ -211,7 +220,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
 
 
 def _match_files(name: str) -> list[str]:
-    """List the files of a path or glob, in order, or the one folder of classes."""
+    """List the files of a path or glob, in order, or the one folder of classes; none: no match."""
     path = Path(name)
     if path.is_file() or (path.is_dir() and has_classes(path)):
         return [name]

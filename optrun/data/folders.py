@@ -49,7 +49,7 @@ def has_classes(folder: Path) -> bool:
     """Tell whether a folder has one folder of texts, or of images, for each class.
 
     It has at least two, no file beside them, no folder inside them, and none of them has the name
-    of a split, such as `test`.
+    of a split, such as `test`. Example: a folder with `good/1.txt`, `good/2.txt` and `bad/1.txt`.
     """
     files = files_of(folder)
     classes = {path.parent for path in files}
@@ -126,21 +126,26 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
     as README.md are no rows if there are tables. Empty if there is a single split other than
     `train`.
 
+    Example: `train-0.csv`, `train-1.csv` and `dev.csv` in a folder `data` give
+    `{"train": "data/train*.csv", "dev": "data/dev.csv"}`.
+
     Args:
         folder: The folder.
         endings: Endings of files that are read.
     """
+    # 1. Folders of classes.
     splits: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
         name = split_name(path, folder)
         if name is not None and path.is_dir() and has_classes(path):
             splits.setdefault(name, str(path))
+    # 2. Files named after other splits: tables, else texts.
     files = [path for path in files_of(folder) if path.suffix.lower() in endings]
-    tables = [path for path in files if path.suffix.lower() not in TEXTS]
-    if not tables:
-        tables = [path for path in files if path.stem.upper() not in BESIDE_DATA]
+    row_files = [path for path in files if path.suffix.lower() not in TEXTS]
+    if not row_files:
+        row_files = [path for path in files if path.stem.upper() not in BESIDE_DATA]
     paths_by_split: dict[str, list[Path]] = {}
-    for path in tables:
+    for path in row_files:
         name = split_name(path, folder)
         if name is not None and name not in splits:
             paths_by_split.setdefault(name, []).append(path)
@@ -152,13 +157,21 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
 
 
 def _path_or_glob(paths: Sequence[Path], folder: Path) -> str:
-    """Write the path of a single file, or a glob for several files of one split below a folder."""
+    """Write the path of a single file, or a glob for several files of one split below a folder.
+
+    Example:
+        >>> folder = Path("data")
+        >>> _path_or_glob([folder / "train-0.csv", folder / "train-1.csv"], folder)
+        'data/train*.csv'
+        >>> _path_or_glob([folder / "train/a/0.csv", folder / "train/b/1.csv"], folder)
+        'data/train/**/*.csv'
+    """
     first = paths[0]
     if len(paths) == 1:
         return str(first)
     top = Path(os.path.commonpath([path.parent for path in paths]))
     pattern = f"*{first.suffix}"
-    if split_name(top, folder) is None:  # then the names of the files begin with the split
+    if split_name(top, folder) is None:  # then the names of the files begin with the split's
         pattern = re.split(r"[^A-Za-z]", first.name)[0] + pattern
     if any(path.parent != top for path in paths):
         pattern = f"**/{pattern}"
@@ -176,7 +189,7 @@ def held_out_split(splits: Mapping[str, str]) -> str | None:
 
 
 def digest_folder(folder: Path) -> str:
-    """Digest the names and bytes of all files of a folder."""
+    """Digest the names and bytes of all files in a folder and its subfolders."""
     return digest_of(f"{path.relative_to(folder)} {digest_file(path)}" for path in files_of(folder))
 
 

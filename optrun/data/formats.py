@@ -84,7 +84,7 @@ def _read_by_library(kind: str, reading: Reading) -> Dataset:
 
     def read(cache_dir: str) -> Dataset:
         plain = reading.utf8_files(Path(cache_dir) / "utf8")
-        names = [glob.escape(str(path.resolve())) for path in plain]
+        names = [glob.escape(str(path.resolve())) for path in plain]  # it would expand them
         return datasets.load_dataset(
             kind,
             data_files=names,

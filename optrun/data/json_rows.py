@@ -123,7 +123,12 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> Dataset:
 def column_features(rows: Iterable[Mapping[str, object]]) -> Features:
     """Find the type of each column: a text, a number, a truth value, or a list of these.
 
-    Every other column holds `NestedCell`s: objects, lists of objects, cells of several types.
+    Every other column holds `NestedCell`s: objects, lists of objects, cells of several types. A row
+    may lack columns that other rows have.
+
+    Example:
+        >>> column_features([{"n": 1}, {"n": 0.5, "who": {"name": "a"}}])
+        {'n': Value('float64'), 'who': NestedCell(decode=True)}
     """
     kinds: dict[str, str] = {}
     for row in rows:
@@ -190,9 +195,10 @@ def _feature_of_type(kind: str) -> Any:
 
 
 def _rows_of(where: str, path: Path) -> Iterator[Row]:
-    """Yield the objects of a file, one a line; another file is read whole into memory.
+    """Yield the objects of a file: one a line, else of a list, else one after another.
 
-    Blank lines are skipped.
+    Only a file of lines is read line by line; the others are in memory as a whole. Blank lines are
+    skipped.
 
     Raises:
         ConfigError: A row is no object; rows are counted from 1.
@@ -205,6 +211,7 @@ def _rows_of(where: str, path: Path) -> Iterator[Row]:
         for line in lines:
             if not line.strip():
                 continue
+            # The first line with something in it says which kind of file it is.
             if number == 0 and _is_start_of_many_lines(line):
                 yield from _rows_of_text(where, line + lines.read())
                 return
@@ -213,7 +220,12 @@ def _rows_of(where: str, path: Path) -> Iterator[Row]:
 
 
 def _is_start_of_many_lines(line: str) -> bool:
-    """Tell whether a first line begins a list of all rows, or an object of several lines."""
+    """Tell whether a first line begins a list of all rows, or an object of several lines.
+
+    Example:
+        >>> [_is_start_of_many_lines(line) for line in ('[{"a": 1},', "{", '{"a":', '{"a": 1}')]
+        [True, True, True, False]
+    """
     if line.lstrip().startswith("["):
         return True
     return line.strip() == "{" or not line.rstrip().endswith(("}", "},"))
@@ -277,12 +289,14 @@ def _is_unicode(text: str) -> bool:
 def _rows_of_text(where: str, text: str) -> Iterator[Row]:
     """Yield the rows of a JSON list, or of objects of several lines each.
 
-    A text in the list becomes a row with the column `text`.
+    A text in the list becomes a row with the column `text`: `["a", {"text": "b"}]` has the rows
+    `{"text": "a"}` and `{"text": "b"}`.
 
     Raises:
         ConfigError: It is not JSON, or a row is no object.
     """
     decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
+    # 1. All values of the text, one after another.
     values: list[Any] = []
     at = _end_of_blank(text, 0)
     try:
@@ -296,6 +310,7 @@ def _rows_of_text(where: str, text: str) -> Iterator[Row]:
         raise ConfigError(
             f"{where}: cannot be read as json: too many brackets within brackets."
         ) from error
+    # 2. Their rows: the items of a single list, else the values.
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
     for number, value in enumerate(values, 1):

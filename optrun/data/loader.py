@@ -113,36 +113,46 @@ class EpochPlan:
         step: the permutation is sorted by length inside of stretches of 50 steps, and then the
         steps are permuted, except a last incomplete one.
         """
+        # 1. An order of its own, or a permutation.
         if self.arrangement is not None:
             return self.arrangement(self.seed, epoch)
         randomness = generator(self.seed, "order", epoch)
         order = randomness.permutation(self.examples)
         if self.lengths is None:
             return order
-        size = self.batch_size * self.accumulation
-        for begin in range(0, self.examples, 50 * size):
-            stretch = order[begin : begin + 50 * size]
+        # 2. Sort each stretch of 50 steps by length, longest first.
+        step_size = self.batch_size * self.accumulation
+        stretch_size = 50 * step_size
+        for begin in range(0, self.examples, stretch_size):
+            stretch = order[begin : begin + stretch_size]
             longest_first = np.argsort(-self.lengths[stretch], kind="stable")
-            order[begin : begin + 50 * size] = stretch[longest_first]
-        full_steps = self.examples // size
-        steps = order[: full_steps * size].reshape(full_steps, size)
+            order[begin : begin + stretch_size] = stretch[longest_first]
+        # 3. Permute the full steps.
+        full_steps = self.examples // step_size
+        in_full_steps = full_steps * step_size
+        steps = order[:in_full_steps].reshape(full_steps, step_size)
         steps = steps[randomness.permutation(full_steps)]
-        return np.concatenate([steps.reshape(-1), order[full_steps * size :]])
+        return np.concatenate([steps.reshape(-1), order[in_full_steps:]])
 
     def steps(self, start: int) -> Iterator[list[list[Key]]]:
-        """Yield the micro-batches of each step from number `start` on, without end."""
-        first_epoch, position = self.locate(start)
-        size = self.accumulation * self.batch_size
+        """Yield the micro-batches of each step from number `start` on, without end.
+
+        A step is a list of micro-batches, a micro-batch a list of keys. Example: with batch_size=2
+        and accumulation=2 the only step of epoch 0 of three examples may be
+        `[[(0, 2), (0, 0)], [(0, 1)]]`.
+        """
+        first_epoch, first_step = self.locate(start)
+        step_size = self.accumulation * self.batch_size
         for epoch in count(first_epoch):
             order = self.order(epoch)
-            for first in range(position * size, self.examples, size):
-                last = min(first + size, self.examples)
-                keys = [(epoch, int(index)) for index in order[first:last]]
+            for begin in range(first_step * step_size, self.examples, step_size):
+                end = min(begin + step_size, self.examples)
+                keys = [(epoch, int(index)) for index in order[begin:end]]
                 yield [
-                    keys[begin : begin + self.batch_size]
-                    for begin in range(0, len(keys), self.batch_size)
+                    keys[first : first + self.batch_size]
+                    for first in range(0, len(keys), self.batch_size)
                 ]
-            position = 0
+            first_step = 0  # of all later epochs
 
     def micro_batches(self, step: int) -> int:
         """Count the micro-batches of a step; the last step of an epoch may have fewer."""
@@ -291,18 +301,20 @@ class BatchLoader:
             ranks: How many ranks there are.
         """
 
-        def micro_batches() -> Iterator[list[Key]]:
-            for keys in plan.steps(start):
-                for number in share_of(len(keys), rank, ranks):
-                    yield keys[number % len(keys)]
+        # The keys of this rank's micro-batches, one after another over all steps: worker processes
+        # prepare some steps ahead.
+        def micro_batches_of_rank() -> Iterator[list[Key]]:
+            for micro_batches in plan.steps(start):
+                for number in share_of(len(micro_batches), rank, ranks):
+                    yield micro_batches[number % len(micro_batches)]
 
-        batches = iter(self._loader(micro_batches(), "example"))
+        batches = iter(self._loader(micro_batches_of_rank(), "example"))
         try:
             for step in count(start):
                 share = share_of(plan.micro_batches(step), rank, ranks)
                 yield [_raise_refusal(next(batches)) for _ in share]
         finally:
-            del batches
+            del batches  # ends the worker processes
 
     def evaluation(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yield batches of all examples, in order; random transforms are the same at every call.
@@ -313,9 +325,10 @@ class BatchLoader:
                 batch stands in for a missing one.
             ranks: How many ranks there are.
         """
-        indices = [(0, index) for index in range(len(self.examples))]
-        keys = [indices[begin : begin + batch_size] for begin in range(0, len(indices), batch_size)]
-        batches_of_rank = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
+        keys = [(0, index) for index in range(len(self.examples))]
+        batches = [keys[begin : begin + batch_size] for begin in range(0, len(keys), batch_size)]
+        share = share_of(len(batches), rank, ranks)
+        batches_of_rank = [batches[number % len(batches)] for number in share]
         yield from map(_raise_refusal, self._loader(batches_of_rank, "evaluation"))
 
 

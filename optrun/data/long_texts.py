@@ -33,7 +33,8 @@ def is_long(text: str) -> bool:
 def piece_borders(text: str) -> Iterator[int]:
     """Yield the begin of each piece, and the end of the last one.
 
-    A piece ends behind a line end, else at a space, else after twice the size of a piece.
+    A piece has 262,144 to 524,288 characters. It ends behind the first line end among these, else
+    at the first space, else where it is longest. A text of up to 524,288 characters is one piece.
     """
     at = 0
     while len(text) - at > 2 * PIECE:

@@ -85,16 +85,19 @@ class Draws:
         randomness = generator(seed, "mixture")
         is_drawn = probabilities > 0
         ends_needed = 1 if ends_with_first else np.count_nonzero(is_drawn)
+        # 1. Draw 65,536 sources at a time until enough of them have ended.
         pieces: list[np.ndarray] = []
         totals = np.zeros(len(self.sizes), dtype=np.int64)
-        while np.count_nonzero(is_drawn & (totals >= self.sizes)) < ends_needed:
+        has_ended = np.zeros(len(self.sizes), dtype=bool)
+        while np.count_nonzero(has_ended) < ends_needed:
             piece = randomness.choice(len(self.sizes), size=_AT_ONCE, p=probabilities)
             totals += np.bincount(piece, minlength=len(self.sizes))
+            has_ended = is_drawn & (totals >= self.sizes)
             pieces.append(piece.astype(np.int16))
         sources = np.concatenate(pieces)
-        # The pieces go on behind the last end that is needed.
+        # 2. Cut behind the last end that is needed: at the `ends_needed`-th of all ends.
         ends = []
-        for source in np.flatnonzero(is_drawn & (totals >= self.sizes)):
+        for source in np.flatnonzero(has_ended):
             positions = np.flatnonzero(sources == source)
             ends.append(int(positions[self.sizes[source] - 1]) + 1)
         return sources[: sorted(ends)[ends_needed - 1]]

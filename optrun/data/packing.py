@@ -37,13 +37,14 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
         >>> [order[a:b].tolist() for a, b in zip(borders, borders[1:])]
         [[2], [0, 1], [3]]
     """
-    by_length = np.argsort(-lengths, kind="stable")
-    block_of = np.empty(len(lengths), dtype=np.int64)
-    blocks_by_space: dict[int, list[int]] = defaultdict(list)
+    by_length = np.argsort(-lengths, kind="stable")  # documents, longest first
+    block_of = np.empty(len(lengths), dtype=np.int64)  # the block of each of these
+    blocks_by_space: dict[int, list[int]] = defaultdict(list)  # free tokens -> blocks
     spaces: list[int] = []  # its keys that have blocks, ascending
     blocks = 0
     for rank, length in enumerate(_whole_numbers(lengths[by_length])):
-        smallest = bisect_left(spaces, length)  # index of the smallest space that is enough
+        # 1. Take a block with the smallest space that is enough, else a new one.
+        smallest = bisect_left(spaces, length)
         if smallest < len(spaces):
             space = spaces[smallest]
             block = blocks_by_space[space].pop()
@@ -53,6 +54,7 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
             space = room
             block = blocks
             blocks += 1
+        # 2. Put the document into it, and the block back by the space that is left.
         block_of[rank] = block
         space -= length
         if space:

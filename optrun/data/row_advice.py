@@ -96,13 +96,14 @@ def looks_tagged(rows: Dataset) -> bool:
 
     Every column must hold texts. A row without a tag, such as the blank line between sentences, is
     skipped. If there are several columns, their names must be words and tags, too: a file without a
-    header gives its first row as the names.
+    header gives its first row as the names. Example: the lines `EU NNP B-ORG` and `rejects VBZ O`.
     """
     if any(
         getattr(feature, "dtype", "") not in ("string", "large_string")
         for feature in rows.features.values()
     ):
         return False
+    # The rows as lines again.
     cells = zip(*rows[:100].values(), strict=True)
     lines = ["\t".join(map(str, row)) for row in cells if any(row) and str(row[-1]).strip()]
     if len(rows.column_names) > 1:
@@ -140,6 +141,9 @@ def looks_like(rows: Dataset) -> str | None:
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     """Refuse a file of one JSON object with the rows inside, unless it is a document or a chat.
 
+    Refused are `{"data": [{"text": ...}, ...]}`, where a value is a list of objects, and
+    `{"text": [...], "label": [...]}`, where all values are lists or objects. Other objects pass.
+
     Args:
         key: The configuration key, for messages.
         path: The file.
@@ -154,13 +158,14 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     values = list(row.values())
     if any(map(_is_chat, values)):
         return
-    is_table = all(isinstance(value, list | dict) for value in values)
-    inside = [name for name, value in row.items() if _are_objects(value)]
-    if is_table or inside:
+    has_only_nested_values = all(isinstance(value, list | dict) for value in values)
+    keys_of_rows = [name for name, value in row.items() if _are_objects(value)]
+    if has_only_nested_values or keys_of_rows:
+        likely_key = next(iter([*keys_of_rows, *row]))
         raise ConfigError(
             f"{key}={path}: the file is one JSON object ({list_names(row, 6)}) with the rows"
             " inside. Write them as jsonl, one object a line, such as with"
-            f" jq -c '.{next(iter([*inside, *row]))}[]' FILE > NEW.jsonl"
+            f" jq -c '.{likely_key}[]' FILE > NEW.jsonl"
         )
 
 

@@ -49,7 +49,7 @@ class Split:
     """Columns that the task has found a use for; those of parts of the same rows are the same."""
 
     def take(self, indices: np.ndarray | None) -> Split:
-        """Select the rows at these indices; None: all."""
+        """Select the rows at these indices as a new split; None: all rows, this split itself."""
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
@@ -173,8 +173,8 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 def _end_of_head(text: str, fraction: float) -> int:
     """Find the position to cut a text, with about `fraction` of its characters behind it.
 
-    The cut moves back behind the last line break, else the last space, but not so far that the
-    evaluation text becomes twice as long or the training text half as long.
+    The cut moves back behind the last line break, else the last space, but not so far that the text
+    behind the cut becomes twice as long, or the text before it half as long.
 
     Example:
         >>> text = "one two three four"
@@ -182,7 +182,8 @@ def _end_of_head(text: str, fraction: float) -> int:
         'three four'
     """
     exact = int(len(text) * (1 - fraction))
-    earliest = exact - min(len(text) - exact, exact // 2)
+    characters_behind = len(text) - exact
+    earliest = exact - min(characters_behind, exact // 2)
     for separator in ("\n", " "):
         at = text.rfind(separator, earliest, exact)
         if at >= 0:

@@ -51,15 +51,18 @@ def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
     """Yield the last answer of each chat as chosen, one about another function as rejected.
 
     The rejected answer is that of the next chat of the file whose last question has the same first
-    two words: it sounds alike and is wrong. A chat without such another one is skipped.
+    two words: it sounds alike and is wrong. Behind the last chat comes the first. A chat without
+    such another one is skipped.
     """
     chats = list(chats_of(path))
     for number, chat in enumerate(chats):
         question, answer = chat[-2:]
-        for other_chat in (*chats[number + 1 :], *chats[:number]):
-            is_same_question = _first_words(other_chat[-2]) == _first_words(question)
-            if is_same_question and other_chat[-1] != answer:
-                yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [other_chat[-1]]}
+        other_chats = chats[number + 1 :] + chats[:number]
+        for other_chat in other_chats:
+            other_question, other_answer = other_chat[-2:]
+            is_same_kind = _first_words(other_question) == _first_words(question)
+            if is_same_kind and other_answer != answer:
+                yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [other_answer]}
                 break
 
 

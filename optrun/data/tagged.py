@@ -21,6 +21,9 @@ _KEY_AND_VALUE = re.compile(r"# \S+ = ")
 def read_tagged(reading: Reading) -> Dataset:
     """Read sentences of CoNLL files: each line has a word first and its tag last.
 
+    The lines `EU NNP B-ORG` and `rejects VBZ O`, and then an empty line, are the row
+    `{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}`.
+
     Lines end only at line feeds and carriage returns, since other separators of Unicode may be
     words. Lines of `-DOCSTART-` and comments before the first word of a sentence are left out.
     Notes say how many comments there were, and which columns are not read.
@@ -41,15 +44,15 @@ def read_tagged(reading: Reading) -> Dataset:
         comments = 0
         sentence: list[str] = []  # its words
         tags: list[str] = []
-        for number, line in enumerate([*lines, ""], 1):
+        for number, line in enumerate([*lines, ""], 1):  # the empty line ends the last sentence
             cells = _cells(line)
-            if not cells or _DOCUMENT.match(line):
+            if not cells or _DOCUMENT.match(line):  # the end of a sentence
                 if sentence:
                     rows["tokens"].append(sentence)
                     rows["tags"].append(tags)
                     sentence = []
                     tags = []
-            elif not sentence and _is_comment(line, len(cells) != columns):
+            elif not sentence and _is_comment(line, has_other_width=len(cells) != columns):
                 comments += 1
             elif len(cells) != columns or columns < 2:
                 raise ConfigError(
@@ -80,9 +83,9 @@ def _cells(line: str) -> list[str]:
 
 
 def _count_columns(lines: list[str]) -> int:
-    """Count the columns of the first tagged line; 0: there is none.
+    """Count the columns of the first line with a word and a tag; 0: there is none.
 
-    That is a line without `#` at its begin, else one that is no `# KEY = VALUE`.
+    That is the first line without `#` at its begin, else the first one that is no `# KEY = VALUE`.
     """
     tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
     certain = (line for line in tagged if not line.startswith("#"))
@@ -91,10 +94,12 @@ def _count_columns(lines: list[str]) -> int:
     return len(_cells(first))
 
 
-def _is_comment(line: str, is_odd: bool) -> bool:
+def _is_comment(line: str, *, has_other_width: bool) -> bool:
     """Tell whether a line before the first word of a sentence is a comment.
 
-    It begins with `#`, and is odd or a `# KEY = VALUE`: a word may be `#`, too. is_odd: The line
-    has another number of columns than the other lines.
+    A comment begins with `#`, as the word `#` does, too. So it must also be a `# KEY = VALUE`, or
+    have another number of columns than the other lines (`has_other_width`).
     """
-    return line.startswith("#") and (is_odd or _KEY_AND_VALUE.match(line) is not None)
+    if not line.startswith("#"):
+        return False
+    return has_other_width or _KEY_AND_VALUE.match(line) is not None
