@@ -59,13 +59,15 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
 def _refuse_unbounded(text: str) -> None:
     """Refuse nesting deeper than `_DEPTH`, and more than `_VALUES` values with aliases expanded.
 
-    PyYAML's C loader crashes on deep nesting. Invalid YAML passes; the later parse refuses it.
+    Each scalar, list and mapping is a value, and each key. `[*x, *x]` behind `&x [1, 2]` has seven
+    values: itself, and twice a list with its two items. PyYAML's C loader crashes on deep nesting.
+    Invalid YAML passes; the later parse refuses it.
     """
     # The open collections form a stack: the anchor of each, and the values counted in it so far.
     # The first count is that of the document.
     open_anchors: list[str | None] = []
     open_counts = [0]
-    counts: dict[str, int] = {}  # anchor -> values of its collection
+    counts: dict[str, int] = {}  # anchor -> values of its collection, once it is closed
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             if isinstance(event, yaml.CollectionStartEvent):

@@ -140,10 +140,8 @@ def csv_cell(value: object) -> object:
     """Write a cell of a csv file.
 
     A list or dict becomes JSON. A text that a spreadsheet would take for a formula gets an
-    apostrophe before it.
-
-    Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives
-    every text back.
+    apostrophe before it. So does a text that begins with apostrophes and then like a formula: a
+    reader who takes one apostrophe away from each such cell has every text back.
 
     Example:
         >>> csv_cell("=1+1"), csv_cell("'=1"), csv_cell("-0.5"), csv_cell(-0.5), csv_cell("'tis")

@@ -192,18 +192,20 @@ def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base by their names without adapter.
 
-    All tensors of a model without an adapter.
+    `query.base_layer.weight` is `query.weight` there; factors are left out, and so are modules that
+    train in full, with the originals that peft keeps of them. All tensors of a model without an
+    adapter. Each name once, parameters first.
     """
     adapter = adapter_of(model)
-    trained_modules: tuple[str, ...] = ()
     adapter_names = frozenset[str]()
+    inside_trained_modules: tuple[str, ...] = ()
     if adapter is not None:
-        trained_modules = tuple(f"{path}." for path in adapter.modules.saved)
         adapter_names = adapter.names
+        inside_trained_modules = tuple(f"{path}." for path in adapter.modules.saved)
     tensors: dict[str, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
         base_name = name.replace("base_layer.", "")
-        is_of_adapter = name in adapter_names or name.startswith(trained_modules)
+        is_of_adapter = name in adapter_names or name.startswith(inside_trained_modules)
         if not is_of_adapter and base_name not in tensors:
             tensors[base_name] = tensor.detach()
     return tensors
@@ -261,7 +263,9 @@ def _modules_to_save(
 ) -> list[str]:
     """List the modules to train in full.
 
-    Those of `adapter.modules_to_save`; by default the head of a task, and the modules of `new`.
+    Those of `adapter.modules_to_save`; by default the head of a task, and the modules of `new`. Of
+    `BertForSequenceClassification` the default is `["classifier"]`, and of `BertForMaskedLM` none,
+    unless its weights lack a parameter.
 
     Args:
         config: The choice.
@@ -275,19 +279,21 @@ def _modules_to_save(
             is in none of them.
     """
     modules = {name for name, module in model.named_modules() if name and list(module.parameters())}
+    # 1. The modules that the user names.
     if config.modules_to_save is not None:
         saved = match_modules("adapter.modules_to_save", config.modules_to_save, modules)
         _refuse_to_save(config, model, saved, new)
         return saved
-    head = [] if auto_class in _LANGUAGE_MODELS else head_modules(model)
+    # 2. The head. A norm above the blocks, such as `norm`, stays frozen if the name of a norm in
+    #    the blocks ends like it, as `layers.0.input_norm` does: peft matches the ends of names, and
+    #    would let these train, too.
     saved = []
-    for path in head:
-        # peft matches the ends of names. A norm above the blocks stays frozen if norms in the
-        # blocks have its name, since peft would let these train, too.
+    for path in [] if auto_class in _LANGUAGE_MODELS else head_modules(model):
         is_norm = "Norm" in type(model.get_submodule(path)).__name__
-        ends_another = any(name != path and name.endswith(path) for name in modules)
-        if not (is_norm and ends_another):
+        ends_other_name = any(name != path and name.endswith(path) for name in modules)
+        if not (is_norm and ends_other_name):
             saved.append(path)
+    # 3. The modules of new parameters that are not in it.
     new_modules = [name.rpartition(".")[0] for name in new if not _is_inside_any(name, saved)]
     return [*saved, *dict.fromkeys(new_modules)]
 

@@ -58,6 +58,7 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             inside_attention += (f"{path}.",)  # its projections come later in this loop
+        # Subclasses that keep the forward pass are linear as well.
         if type(module).forward not in (nn.Linear.forward, Conv1D.forward):
             continue
         if path in shared or path.startswith(inside_attention) or _read_by_kernel(model, path):
@@ -93,12 +94,14 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     """List the head modules among the children of a model.
 
     If the model without its head is a child (`base_model_prefix`), all other children with
-    parameters, except embeddings. Else the children with a usual name of a head, or with the output
-    layer inside.
+    parameters, except embeddings: of `BertForSequenceClassification`, whose children are `bert`,
+    `dropout` and `classifier`, that is `classifier`. Else the children with a usual name of a head,
+    or with the output layer inside.
     """
     children = {name: child for name, child in model.named_children() if list(child.parameters())}
     base = children.get(type(model).base_model_prefix)
     heads = []
+    # 1. The model without its head is a child.
     if base is not None:
         # A family may be called `JinaEmbeddingsV3`, and its head is no embedding.
         family = type(base).__name__.removesuffix("Model")
@@ -107,10 +110,11 @@ def head_modules(model: PreTrainedModel) -> list[str]:
             if child is not base and not is_embedding:
                 heads.append(name)
         return heads
-    outputs = model.get_output_embeddings()
+    # 2. It is not: go by names, and by the output layer.
+    output_layer = model.get_output_embeddings()
     for name, child in children.items():
-        holds_outputs = outputs is not None and outputs in set(child.modules())
-        if _HEAD_NAME.search(name) or holds_outputs:
+        holds_output_layer = output_layer is not None and output_layer in set(child.modules())
+        if _HEAD_NAME.search(name) or holds_output_layer:
             heads.append(name)
     return heads
 
@@ -119,20 +123,30 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
     """Map each module with a shared parameter to another name of that parameter.
 
     A module that is in a model under two names does not share by that: its first name counts.
+
+    Example: GPT-2, whose head is its embedding, gives
+    `{"transformer.wte": "lm_head.weight", "lm_head": "transformer.wte.weight"}`.
     """
+    # 1. All names of each parameter.
     paths = {path for path, _ in model.named_modules()}  # the first name of each module
     names_of_param: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        if name.rpartition(".")[0] in paths:
+        if _module_of(name) in paths:
             names_of_param.setdefault(id(param), []).append(name)
+    # 2. Parameters with several names: for the module of the first one the second, else the first.
     shared: dict[str, str] = {}
     for names in names_of_param.values():
         if len(names) < 2:
             continue
-        shared[names[0].rpartition(".")[0]] = names[1]
+        shared[_module_of(names[0])] = names[1]
         for name in names[1:]:
-            shared[name.rpartition(".")[0]] = names[0]
+            shared[_module_of(name)] = names[0]
     return shared
+
+
+def _module_of(name: str) -> str:
+    """Return the name of the module that a parameter belongs to."""
+    return name.rpartition(".")[0]
 
 
 def match_modules(

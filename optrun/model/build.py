@@ -26,6 +26,7 @@ from optrun.model.configuration import (
     stored_vocab_size,
 )
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
+from optrun.model.forward import evaluation_mode
 from optrun.model.quantization import is_quantized
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def build_model(
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    auto = getattr(transformers, spec.auto_class)
+    auto = getattr(transformers, spec.auto_class)  # such as AutoModelForCausalLM
     values = configuration(config, spec)
     options: dict[str, object] = {}
     if config.attn_implementation is not None:
@@ -77,13 +78,13 @@ def build_model(
     if isinstance(config, PretrainedConfig):
         options["trust_remote_code"] = config.trust_remote_code
     notes: list[str] = []
-    new: list[str] = []
+    new: list[str] = []  # parameters that do not come from a file of weights as they are
     # 1. Load the weights, or draw them.
     try:
         if isinstance(config, PretrainedConfig) and not meta:
             model, report = _load(config, auto, values, _dtype(config), options)
             _refuse_other_weights(config, model, report)
-            new = _newly_drawn_names(report)
+            new = [*_missing_names(report), *_mismatched_names(report)]
             grown, grown_notes = _grow_vocabulary(model, values)
             new += grown
             redrawn, redrawn_notes = _redraw_head(auto, model, config, spec, new)
@@ -125,6 +126,7 @@ def _inject(
     """
     base = _origin(config)
     new = set(new)
+    # In the order of the model, and without names of tensors that are no parameters.
     notes = inject_adapter(
         adapter,
         model,
@@ -172,14 +174,16 @@ def _load(
     return model, report
 
 
-def _newly_drawn_names(report: Report) -> list[str]:
-    """List the parameters missing in the weights, or stored there in another shape."""
-    names = list(map(str, report.get("missing_keys", ())))
-    # A name, or a tuple of the name and two shapes.
-    names.extend(
-        str(entry[0] if isinstance(entry, tuple) else entry)
-        for entry in report.get("mismatched_keys", ())
-    )
+def _missing_names(report: Report) -> list[str]:
+    """List the parameters that are not in the weights, and so are drawn."""
+    return list(map(str, report.get("missing_keys", ())))
+
+
+def _mismatched_names(report: Report) -> list[str]:
+    """List the parameters that the weights have in another shape, and that are drawn instead."""
+    names = []
+    for entry in report.get("mismatched_keys", ()):  # a name, or a name with two shapes
+        names.append(str(entry[0] if isinstance(entry, tuple) else entry))
     return names
 
 
@@ -189,11 +193,11 @@ def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
     Another order differs, too. False for a model from scratch, weights without a head for the task,
     and rows without classes.
     """
-    id2label = spec.config.get("id2label")
+    id2label = spec.config.get("id2label")  # the classes of the rows
     if not isinstance(config, PretrainedConfig) or not isinstance(id2label, dict):
         return False
-    classes = head_classes(config, spec.auto_class)
-    return classes is not None and list(id2label.values()) != classes
+    stored_classes = head_classes(config, spec.auto_class)
+    return stored_classes is not None and list(id2label.values()) != stored_classes
 
 
 def _redraw_head(
@@ -388,17 +392,13 @@ def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
     ids = torch.arange(8, device=model.device).remainder(size).repeat(2, 1)
     ids[1, 4:] = (ids[1, 4:] + size // 2) % size
     # 2. Their logits at 0 to 3.
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention(model):
+        with evaluation_mode(model), torch.random.fork_rng(devices=[]), plain_attention(model):
             logits = model(input_ids=ids).logits[:, :4]
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
             f"model={config.name}: it cannot run on eight tokens: {message_in_one_line(error)}"
         ) from error
-    finally:
-        model.train(was_training)
     # 3. Compare them, up to rounding.
     first, second = logits.float()
     tolerance = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
@@ -421,13 +421,14 @@ def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: R
     Raises:
         ConfigError: With up to four of their names.
     """
-    new_names = set(_newly_drawn_names(report))
+    mismatched = _mismatched_names(report)
+    new_names = {*_missing_names(report), *mismatched}
     names = [name for name, _ in model.named_parameters()]
     new = sorted(name for name in names if name in new_names)
     if 2 * len(new) <= len(names):
         return
     reason = "have other names there"
-    if len(list(report.get("mismatched_keys", ()))) > len(new) / 2:
+    if len(mismatched) > len(new) / 2:
         reason = "have another shape than its config.json says"
     raise ConfigError(
         f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in its"
@@ -437,11 +438,14 @@ def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: R
 
 
 def _loading_notes(report: Report) -> list[str]:
-    """Describe new and unused weights after loading, one note for each reason."""
-    mismatched = _newly_drawn_names({**report, "missing_keys": ()})
+    """Describe new and unused weights after loading, one note for each reason.
+
+    A note, such as `new, not in the weights: score.weight`, names four weights, and counts the
+    others.
+    """
     names_by_reason = {
-        "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
-        "new, since the weights have another shape": mismatched,
+        "new, not in the weights": {*_missing_names(report)},
+        "new, since the weights have another shape": _mismatched_names(report),
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
     notes = []

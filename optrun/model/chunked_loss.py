@@ -19,7 +19,7 @@ from torch.nn import functional
 from optrun.base.errors import message_in_one_line
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import router_loss_coef
-from optrun.model.forward import without_cache_and_padding_check
+from optrun.model.forward import evaluation_mode, without_cache_and_padding_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -155,8 +155,8 @@ class _RowLosses(torch.autograd.Function):
 
         Args:
             ctx: Has the inputs of `forward`.
-            losses: a; None: 0.
-            uniform_losses: b; None: 0.
+            losses: a, shape (rows,); None: 0.
+            uniform_losses: b, shape (rows,); None: 0.
             _: The gradient of the predictions, which have none.
         """
         states, weight, bias, targets = ctx.saved_tensors  # type: ignore[misc]
@@ -168,10 +168,12 @@ class _RowLosses(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if needs_weight else None
         bias_grad = torch.zeros_like(bias) if needs_bias else None
         for rows, logits in _logits(states, weight, bias):
+            # dz: (a + b) p, then - a at the target, then - b / vocabulary everywhere.
             grad = torch.softmax(logits, 1).mul_((a + b)[rows, None])
             grad.scatter_add_(1, targets[rows, None], -a[rows, None])
             if uniform_losses is not None:
                 grad.sub_(b[rows, None] / len(weight))
+            # z = states @ weight.T + bias.
             if bias_grad is not None:
                 bias_grad += grad.sum(0)
             grad = grad.to(states.dtype)
@@ -217,32 +219,34 @@ def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
         return f"its output head is a {type(head).__name__}, not a plain linear layer"
     if router_loss_coef(model):  # may be too small for the comparison below
         return "its own loss is not only the cross-entropy: it adds a loss of its experts"
+    # 1. Two rows of four tokens, and how close two losses of them must be.
     ids = torch.arange(8, device=model.device).view(2, 4) % len(head.weight)
     is_exact = model.dtype in (torch.float32, torch.float64)
     tolerance = _TOLERANCE if is_exact else _TOLERANCE_IN_16_BITS
-    was_training = model.training
+    # 2. Try both; afterwards the model is as before.
     forward_before = vars(model).get("forward")
-    model.eval()
     try:
         with (
-            torch.no_grad(),
+            evaluation_mode(model),
             torch.random.fork_rng(devices=[]),
             plain_attention(model),
             without_cache_and_padding_check(model),
         ):
-            if not _returns_head_output(model, head, ids, min(tolerance, 1e-2)):
+            # A logit is rounded once, by less than 1 % in bfloat16; a loss sums many roundings.
+            logits_tolerance = min(tolerance, 1e-2)
+            if not _returns_head_output(model, head, ids, logits_tolerance):
                 return "it changes the logits after its output head, as softcapping does"
             model_loss = float(model(input_ids=ids, labels=ids).loss)
             chunked_loss = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         return f"it cannot be tried on four tokens: {message_in_one_line(error)}"
     finally:
-        # `ChunkedForward` has set both, as attributes of the instances.
+        # Attributes of the instances, which `ChunkedForward` has set, hide the methods.
         vars(head).pop("forward", None)
         vars(model).pop("forward", None)
         if forward_before is not None:
             vars(model)["forward"] = forward_before
-        model.train(was_training)
+    # 3. Compare the losses.
     if abs(model_loss - chunked_loss) <= tolerance * abs(model_loss):
         return None
     return "its own loss is not the mean cross-entropy of its logits"
@@ -254,19 +258,27 @@ def _returns_head_output(
     """Tell whether a model's logits are the output of its head times a constant.
 
     The constant must be 1 if the head has a bias. The head is replaced for one forward pass: it
-    returns fixed values from -50 to 50, so that a cap of the logits shows.
+    returns fixed values from -50 to 50, so that a cap of the logits shows, as `tanh(z / 30) * 30`
+    would be one.
+
+    Args:
+        model: In evaluation mode.
+        head: Its output head.
+        ids: Token ids for the pass; shape (batch, positions).
+        tolerance: Relative difference of equal logits.
     """
 
     def fixed_output(states: Tensor) -> Tensor:
         values = torch.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, states.numel())
         return values.to(states).view_as(states)
 
-    # The replaced head returns as many values as it gets, so the logits have its input's width.
+    # 1. Run the model with the replaced head. That returns as many values as it gets, so the logits
+    #    have the width of its input.
     output = fixed_output(torch.empty(*ids.shape, head.in_features, device=ids.device)).double()
     vars(head)["forward"] = fixed_output
     logits = model(input_ids=ids).logits.double()
     del head.forward
-    # The constant by least squares.
+    # 2. Find the constant that fits best, by least squares, and compare.
     scale = float((logits * output).sum() / output.square().sum())
     if scale != 1 and head.bias is not None:
         return False

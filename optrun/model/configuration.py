@@ -104,7 +104,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     # 2. Values that follow from the data.
     for name, value in spec.config.items():
         setattr(values, name, value)
-    # 3. What only the final values show.
+    # 3. Refuse what only the final values show.
     _refuse_other_direction(config, values, spec.auto_class)
     positions = getattr(values.get_text_config(), "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
@@ -316,7 +316,8 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
     """Refuse an attention or experts implementation called OWNER/NAME, unless code is trusted.
 
     It is code of the hub, which transformers would fetch and run. The user may ask for it, or the
-    model's own config.json, also in a nested configuration.
+    model's own config.json, also in a nested configuration, or for one part of the model:
+    `{"text_config": "OWNER/NAME"}`.
 
     Raises:
         ConfigError: With the key and the implementation.
@@ -324,7 +325,7 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
     if getattr(config, "trust_remote_code", False):
         return
     where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
-    # Each key with its implementation, or with a mapping from parts of the model to theirs.
+    # 1. Collect each key with its implementation, or with a mapping from parts to theirs.
     implementations: list[tuple[str, object]] = [
         ("model.attn_implementation", config.attn_implementation)
     ]
@@ -333,6 +334,7 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
         for name in ("attn_implementation", "experts_implementation"):
             key = f"{name} of its {type(part).__name__}"
             implementations.append((key, getattr(part, f"_{name}", None)))
+    # 2. Refuse the first one with a slash in its name.
     for key, value in implementations:
         for chosen in value.values() if isinstance(value, dict) else [value]:
             if isinstance(chosen, str) and "/" in chosen:
@@ -443,8 +445,14 @@ def _refuse_other_direction(
 ) -> None:
     """Refuse an encoder as a causal model, and a decoder as a masked one.
 
-    Only if transformers has a masked model of the architecture, which may be either, or for an
-    encoder-decoder as a causal model. `model.config.is_decoder` chooses deliberately.
+    Refused are
+
+    - a causal model of an encoder-decoder, such as BART, with `is_decoder=false`;
+    - a causal model with `is_decoder=false` of an architecture that has a masked model, too, such
+      as BERT;
+    - a masked model of such an architecture with `is_decoder=true`.
+
+    The other value of `model.config.is_decoder` makes each of them pass.
 
     Raises:
         ConfigError: With the architecture, a better choice, and the value of `is_decoder`.

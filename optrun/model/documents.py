@@ -9,7 +9,7 @@ import torch
 
 from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.model.attention import KEY, attention_of, needs_one_row_batch
-from optrun.model.forward import without_cache_and_padding_check
+from optrun.model.forward import evaluation_mode, without_cache_and_padding_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,18 +40,17 @@ def refuse_mixed_documents(
     Raises:
         ConfigError: With the model's class and what it does.
     """
-    # 1. Blocks of two documents with four tokens each; another first document.
+    # 1. Blocks of two documents with four tokens each, at the positions 0, 1, 2, 3, 0, 1, 2, 3; the
+    #    same blocks with another first document.
     rows = 1 if needs_one_row_batch(model) else 2
     vocabulary = max(2, model.config.get_text_config().vocab_size)
     ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % vocabulary
     changed_ids = torch.cat([ids[:, :4].flip(1), ids[:, 4:]], dim=1)
     positions = torch.arange(4, device=model.device).repeat(rows, 2)
     # 2. Logits of the second document: in the block, behind the other one, and alone.
-    was_training = model.training
-    model.eval()
     try:
         with (
-            torch.no_grad(),
+            evaluation_mode(model),
             without_cache_and_padding_check(model),
             autocast or nullcontext(),
         ):
@@ -63,8 +62,6 @@ def refuse_mixed_documents(
             f"{key}: {type(model).__name__} takes no positions that start again with each document:"
             f" {message_in_one_line(error)}. Leave it false."
         ) from error
-    finally:
-        model.train(was_training)
     # 3. Compare them.
     instead = "Leave it false."
     if "packing" not in key:

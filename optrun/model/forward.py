@@ -6,9 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside this context, without gradients.
+
+    At the end the model and all its modules get the mode that the model had.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 @contextmanager
