@@ -21,6 +21,8 @@ from optrun.cli import main as cli
 from optrun.config import overrides as words_of
 from optrun.config import store
 from optrun.config.schema.run import RunConfig
+from optrun.data.files import Paths, read_split, resolve
+from optrun.data.reading import ReadOptions
 
 TINY_GPT = [
     "model.config.n_embd=32",
@@ -229,3 +231,16 @@ def state(run: Path, step: int) -> dict[str, Any]:
                 k: v for k, v in section["last"].items() if not k.startswith("perf/")
             }
     return values
+
+
+def read_files(
+    key: str,
+    paths: Paths,
+    options: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
+    notes: list[str] | None = None,
+    *,
+    documents: bool,
+) -> Any:
+    """The rows of files, as a key of the configuration reads them."""
+    files = resolve(key, paths)
+    return read_split(key, files, options, [] if notes is None else notes, documents=documents).rows

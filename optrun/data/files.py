@@ -21,7 +21,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    pass
 
 Paths = str | Path | Sequence[str | Path]
 """A path or a glob, or several."""
@@ -33,7 +33,7 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     Notes say which files are in both, and which training files are named after other splits.
 
     Raises:
-        ConfigError: As `read_files`.
+        ConfigError: A path names no file, an option has no effect, or as `read_split`.
     """
     notes: list[str] = []
     options = ReadOptions(config.format, config.delimiter, config.encoding, config.column_names)
@@ -127,7 +127,10 @@ def _refuse_unused_options(
 def read_split(
     key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool = False
 ) -> Split:
-    """Read rows of files, with a digest of their content.
+    """Read rows of files, in order, with a digest of their content.
+
+    Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
+    quoted; quotation marks in a tsv field are characters like others.
 
     Args:
         key: The configuration key, for messages.
@@ -164,37 +167,6 @@ def read_split(
     return Split(rows, key, content=content, folder=files[0].parent)
 
 
-def read_files(
-    key: str,
-    paths: Paths,
-    options: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
-    notes: list[str] | None = None,
-    *,
-    documents: bool,
-) -> Dataset:
-    """Read one file, a list of files, a glob, or a folder of data.
-
-    Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
-    quoted; quotation marks in a tsv field are characters like others.
-
-    Args:
-        key: The configuration key, for messages.
-        paths: A path, a list of them; each may be a glob.
-        options: How they are read, as the user said.
-        notes: Gets sentences about what was found instead; None: they are dropped.
-        documents: True: a text file is one row; False: each of its lines is one.
-
-    Returns:
-        Rows of all files, in order.
-
-    Raises:
-        ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be
-            read.
-    """
-    collected = [] if notes is None else notes
-    return read_split(key, resolve(key, paths), options, collected, documents=documents).rows
-
-
 def resolve(key: str, paths: Paths) -> list[Path]:
     """List the files of paths and globs, in order, without repeats.
 
@@ -209,6 +181,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_no_file(name)}")
         files.update(dict.fromkeys(map(Path, matches)))
+    # Each file must be readable.
     for path in files:
         if path.is_dir():
             continue

@@ -24,7 +24,7 @@ from optrun.config.schema.data import ColumnsConfig, DataConfig, FilesConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.task_base import TaskConfig
-from optrun.data.files import read_files
+from optrun.data.files import read_split, resolve
 from optrun.data.reading import ReadOptions, silence_datasets
 from optrun.data.source import Source, Split
 from optrun.model.forward import without_cache_and_padding_check
@@ -98,8 +98,7 @@ def predict_file(
     out = _output_file(typed)
     notes: list[str] = []
     options = ReadOptions(files.format, files.delimiter, files.encoding, files.column_names)
-    rows = read_files("data.eval", files.eval, options, notes, documents=False)
-    split = Split(rows, "data.eval")
+    split = read_split("data.eval", resolve("data.eval", files.eval), options, notes)
     refuse_damaged(run.tokenizer)
     model, snapshot = load_trained_model(run, checkpoint)
     tokenizer = _load_tokenizer(config, run)
@@ -110,7 +109,7 @@ def predict_file(
         labels=class_names(snapshot.metadata.model_config),
         config=config,
         split=split,
-        source=Source(Split(rows, "data.train"), {"": split}, files, notes=notes),
+        source=Source(Split(split.rows, "data.train"), {"": split}, files, notes=notes),
         generation=_typed_below("generation.", typed),
     )
     predictions = _predict_rows(predictor)

@@ -11,9 +11,8 @@ from datasets import Dataset
 from PIL import Image
 
 from optrun.base.errors import ConfigError
-from optrun.data.files import read_files
 from optrun.data.stream import open_stream
-from tests.running import TINY_BERT, optrun
+from tests.running import TINY_BERT, optrun, read_files
 
 
 @pytest.fixture(autouse=True)

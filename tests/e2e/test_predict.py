@@ -221,6 +221,19 @@ def test_images(trained: Trained) -> None:
         assert one["prediction"] == model.config.id2label[int(shares.argmax())]
 
 
+def test_paths_of_images_begin_at_the_table(trained: Trained) -> None:
+    from PIL import Image
+
+    run = trained("image_classification")
+    folder = Path("elsewhere")
+    folder.mkdir()
+    Image.new("L", (8, 8)).save(folder / "0.png")
+    write_rows(folder / "rows.jsonl", [{"image": "0.png"}])
+    words = [f"data.eval={folder / 'rows.jsonl'}", "data.image_column=image", "out=out.jsonl"]
+    assert optrun("predict", str(run), *words) == 0
+    assert len(read_rows(Path("out.jsonl"))) == 1
+
+
 @pytest.mark.parametrize("task", sorted(set(WORDS) - {"pairs"}))
 def test_the_card_says_how(
     task: str, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -23,9 +23,16 @@ from typing import Any
 import pytest
 
 from optrun.base.errors import ConfigError
-from optrun.data.files import read_files
 from optrun.runner.prepare import prepare
-from tests.running import TINY_BERT, TINY_GPT, composed, optrun, sentence, write_labelled
+from tests.running import (
+    TINY_BERT,
+    TINY_GPT,
+    composed,
+    optrun,
+    read_files,
+    sentence,
+    write_labelled,
+)
 
 # How it is asked for
 # ----------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from optrun.base.errors import ConfigError
 from optrun.data import cache as cache_module
 from optrun.data.cache import pop_discard_messages
-from optrun.data.files import read_files
 from optrun.data.formats import check_file, format_of
+from tests.running import read_files
 
 
 def rows(path: Path, *, documents: bool = False) -> dict[str, list[Any]]:

@@ -22,11 +22,12 @@ from optrun.data.build import load_source
 from optrun.data.columns import label_column, text_column
 from optrun.data.content import check_text
 from optrun.data.data_keys import data_keys
-from optrun.data.files import load_files, read_files
+from optrun.data.files import load_files
 from optrun.data.formats import FORMATS, Format, format_of
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.shards import File, Lines, Opening
 from optrun.data.stream import open_stream
+from tests.running import read_files
 
 COMMA = "text,label\nfine day,good\nbad day,poor\n"
 ROWS = {"text": ["fine day", "bad day"], "label": ["good", "poor"]}

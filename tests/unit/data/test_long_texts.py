@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from optrun.base.errors import ConfigError
 from optrun.data import formats, long_texts
-from optrun.data.files import read_files
 from optrun.data.long_texts import encode_long, is_long, piece_borders
-from tests.running import sentence
+from tests.running import read_files, sentence
 
 PLAIN = "\n".join(sentence(number) for number in range(200))
 
