@@ -39,11 +39,12 @@ def yaml_text(path: Path, *, follow: bool = False) -> str:
 
 
 def yaml_mapping(path: Path) -> dict[Any, Any]:
-    """Read the mapping of a YAML file.
+    """Read the mapping of a YAML file, which may be no link.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It holds no YAML mapping, or is unbounded.
+        ValueError: It holds no YAML mapping, or is unbounded; an unbounded one is an
+            `UnreadableFileError`.
     """
     try:
         values = yaml.load(yaml_text(path), Loader=_LOADER)

@@ -107,7 +107,10 @@ DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, e
 
 
 def is_refused_by_disk(error: BaseException) -> bool:
-    """Tell whether an error means a full or broken disk, by its class or the code of its cause.
+    """Tell whether an error means a full or broken disk.
+
+    True for a `DiskFullError`; for an OSError with one of `DISK_CODES`, such as ENOSPC; and for a
+    `StorageError` that was raised `from` such an OSError.
 
     Example:
         >>> is_refused_by_disk(DiskFullError("run/checkpoints: it needs 9 bytes, 3 are free."))
@@ -222,7 +225,7 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
         []
     """
     likeness = {candidate: _likeness(name, candidate) for candidate in candidates}
-    # A candidate far behind the best was not meant.
+    # A candidate far behind the best was not meant: 0.6, or the best less 0.1 if that is more.
     least = max([0.6, *(value - 0.1 for value in likeness.values())])
     close = sorted(candidate for candidate, value in likeness.items() if value >= least)
     return sorted(close, key=lambda candidate: -likeness[candidate])[:limit]
@@ -232,7 +235,8 @@ def _likeness(name: str, candidate: str) -> float:
     """Compute how alike a name and a candidate are, from 0 to 1, whatever their case.
 
     The last part of a dotted candidate counts, too, unless the name has a dot: two dotted names
-    with the same end share a key of many groups, or the ending of a file.
+    with the same end share a key of many groups, or the ending of a file. It counts a little less
+    than the whole candidate, so that `lr` is nearer to `lr` than to `optimizer.lr`.
     """
     ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
     if "." in name:

@@ -37,10 +37,11 @@ def rate(value: float) -> str:
         if abs(value) < 999.5:
             return f"{value:.3g}"
         return f"{value:.0f}"
+    # 3.28e-04 becomes 3.28e-4, and 1.00e-03 becomes 1e-3.
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     if exponent:
         return f"{mantissa.rstrip('0.')}e{int(exponent)}"
-    return mantissa
+    return mantissa  # nan and inf
 
 
 def span(low: float, high: float) -> str:
@@ -64,6 +65,7 @@ def count(value: float) -> str:
     """
     if abs(value) < 9999.5:
         return f"{value:,.6g}"
+    # The largest unit of which there is at least one, after rounding: 999,600 is 1M.
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
     unit, letter = next((unit, letter) for unit, letter in units if abs(value) >= 0.9995 * unit)
     if abs(value) >= 999.5 * unit:

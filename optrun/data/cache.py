@@ -144,7 +144,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         StorageError: The disk refused while `make` wrote.
     """
     folder = cache_dir() / kind / key
-    with contextlib.suppress(OSError):  # `_read_or_make` handles a cache that cannot be read
+    # Most entries are there already: take them without the lock. `_read_or_make` handles a cache
+    # that cannot be read.
+    with contextlib.suppress(OSError):
         if folder.is_dir() and _describe_damage(folder, key) is None:
             return folder
     with _locked(folder):
@@ -411,17 +413,19 @@ def _compare_with_seal(folder: Path, key: str) -> str | None:
     A file is read only if its state differs from the recorded one. If its bytes are the same, as
     after a copy, the seal is written again with the new states.
     """
+    # 1. The entry must have the files that were made.
     seal = read_json(folder / _SEAL)
     checksums: dict[str, str] = seal["files"]
     if seal["key"] != key or {path.name for path in folder.iterdir()} != {*checksums, _SEAL}:
         return "its files are not those that were made"
+    # 2. Files with another state than the recorded one must have the same bytes.
     states = {name: file_state(folder / name) for name in checksums}
     recorded_states = seal.get("states", {})
     touched = [name for name, state in states.items() if recorded_states.get(name) != state]
     for name in touched:
         if checksum(chunks_of_file(folder / name)) != checksums[name]:
             return f"{name} has changed since it was made"
-    # Recorded only if no file can change again within the same tick of the clock.
+    # 3. Record the new states, if no file can change again within the same tick of the clock.
     last_change = max((state[-1] for state in states.values()), default=0) / 1e9
     if touched and time.time() - last_change > YOUNG_SECONDS:
         with contextlib.suppress(OSError):

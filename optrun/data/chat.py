@@ -76,7 +76,10 @@ class Chat:
     """Whether the loss counts the last turn alone."""
 
     def turns_before_answer(self) -> list[Message]:
-        """Return the prompt if the row has one, else all turns but a last answer."""
+        """Return the prompt if the row has one, else all turns but a last answer.
+
+        Of turns by user, assistant, user and assistant these are the first three.
+        """
         if self.prompt_turns is not None:
             return self.turns[: self.prompt_turns]
         if self.turns[-1]["role"] == ASSISTANT:
@@ -168,6 +171,7 @@ def _layout_of_columns(split: Split, layout_key: ChatLayout | None) -> ChatLayou
     fitting = [
         layout for layout, names in _REQUIRED_COLUMNS.items() if set(names) <= set(column_names)
     ]
+    # 1. `task.layout` says which.
     if layout_key is not None:
         if layout_key in fitting:
             return layout_key
@@ -178,6 +182,7 @@ def _layout_of_columns(split: Split, layout_key: ChatLayout | None) -> ChatLayou
             f"task.layout={layout_key.value}: {split.key} has no column {lacking}."
             f" {columns_in_words(split.rows)}"
         )
+    # 2. Only one can be meant.
     if not fitting:
         layouts = "; ".join(" and ".join(names) for names in _REQUIRED_COLUMNS.values())
         raise ConfigError(

@@ -61,7 +61,7 @@ def refuse_unused(columns: ColumnsConfig | None, used: Collection[str], task: st
         if value is None:
             continue
         for column in value if isinstance(value, list | tuple) else [value]:
-            other_key = key_of_column.setdefault(column, key)
+            other_key = key_of_column.setdefault(column, key)  # the first key with this column
             if other_key != key:
                 raise ConfigError(
                     f"data.{key}={value}: data.{other_key} names the same column. Give each key a"
@@ -354,9 +354,11 @@ def image_column(source: Source, split: Split) -> str:
     Raises:
         ConfigError: There is none, or several.
     """
+    # 1. The column of the key.
     name = named_column(source.columns, "image_column", split)
     if name is not None:
         return name
+    # 2. The only one of type `Image`.
     columns: list[str] = [
         column
         for column, feature in split.rows.features.items()
@@ -364,6 +366,7 @@ def image_column(source: Source, split: Split) -> str:
     ]
     if len(columns) == 1:
         return split.mark_read(columns[0])
+    # 3. The only one whose first cell is a path; the rows of a stream are not read for that.
     paths: list[str] = []
     if getattr(split.rows, "num_rows", False):
         paths = [column for column, cell in split.rows[0].items() if is_image_path(cell)]

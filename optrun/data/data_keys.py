@@ -76,6 +76,7 @@ def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
 
 
 def _keys(kind: str, train: Path | str, held_out: Path | str | None = None) -> dict[str, str]:
+    """Write the keys of training rows, and of evaluation rows if there are any."""
     keys = {"data": kind, "data.train": str(train)}
     if held_out is not None:
         keys["data.eval"] = str(held_out)
@@ -99,24 +100,29 @@ def _sibling_split(path: Path) -> Path | None:
 
 
 def _folder_keys(folder: Path) -> dict[str, str]:
-    """Find the configuration keys to read a folder.
+    """Find the configuration keys to read a folder, by what it holds.
 
-    The folder may be one of `save_to_disk`, have a folder for each class, files named after splits,
-    or files with one ending; texts such as README.md do not count.
+    1. what `save_to_disk` wrote: `{"data": "hub", "data.path": "FOLDER"}`;
+    2. a folder for each class, such as `good/1.txt` and `bad/1.txt`: `data.train=FOLDER`, with
+       `data.eval` if `test` lies beside a folder called `train`;
+    3. files named after splits: `data.train=FOLDER/train.csv`, and `data.eval=FOLDER/dev.csv`;
+    4. files with one ending: `data.train=FOLDER/*.csv`; texts such as README.md do not count.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: It holds none of these.
     """
+    # 1. What `save_to_disk` wrote.
     if is_saved(folder):
         return {"data": "hub", "data.path": str(folder)}
+    # 2. A folder for each class.
     if has_classes(folder):
         return _keys("files", folder, _sibling_split(folder))
-    # Files named after splits.
+    # 3. Files named after splits, as path or glob by split.
     formats = by_ending()
     splits = splits_of(folder, formats)
     if "train" in splits:
         return _keys("files", splits["train"], held_out_split(splits))
-    # Files with one ending.
+    # 4. Files with one ending, here or in subfolders.
     tables = [
         path
         for path in files_of(folder)

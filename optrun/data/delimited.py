@@ -112,7 +112,7 @@ def _write_rows(tables: Sequence[_Table], path: Path) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         while batch := list(islice(rows, _BATCH)):
             arrays = []
-            for column in zip(*batch, strict=True):
+            for column in zip(*batch, strict=True):  # the cells of one column
                 cells = [cell or None for cell in column]
                 arrays.append(pa.array(cells, pa.string()))
             writer.write_batch(pa.record_batch(arrays, schema=schema))
@@ -183,6 +183,7 @@ class _Table:
         """
         if not any(b'\\"' in chunk for chunk in chunks_of(self._text)):
             return False
+        # It may be text of the usual kind, such as a path that ends with a backslash.
         try:
             for _ in self._records():
                 pass

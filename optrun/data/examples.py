@@ -64,6 +64,11 @@ class Examples:
 
         Args:
             names: Old name to new one; an array without a new name is left out.
+
+        Example:
+            >>> examples = Examples(np.array([0, 2]), {"input_ids": np.array([5, 6])})
+            >>> examples.renamed({"input_ids": "labels"})[0]
+            {'labels': array([5, 6])}
         """
         ragged = {new: self.flat(old) for old, new in names.items()}
         return replace(

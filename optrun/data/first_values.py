@@ -57,7 +57,9 @@ def without_image_decoding(rows: Dataset) -> Dataset:
 def guess_label_column(rows: Dataset) -> str | None:
     """Guess the column of labels: by its type, else by a usual name, else the only one of classes.
 
-    None: there is no column of labels, or several of classes without usual names.
+    A column with the type `ClassLabel` or a usual name, such as `label` or `stars`, must hold
+    classes or numbers. None: there is no column of labels, or several of classes without usual
+    names.
     """
     columns = first_values(rows)
     declared: list[str] = [
@@ -93,6 +95,10 @@ def are_classes(values: Sequence[object]) -> bool:
     """Tell whether values are classes: texts or integers, from 2 to 100 different ones.
 
     There may be at most half as many different values as values, but always two.
+
+    Example:
+        >>> are_classes(["a", "b"]), are_classes(["a", "b", "c"]), are_classes([0.5, 1.5])
+        (True, False, False)
     """
     if not all(isinstance(value, str | int) for value in values):
         return False

@@ -13,7 +13,7 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import digest_file, digest_of
 from optrun.data.content import UNREADABLE_KINDS
-from optrun.data.encoding import UTF8, find_encoding, recode_to_utf8
+from optrun.data.encoding import UTF8, TextEncoding, find_encoding, recode_to_utf8
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ def suggest_files(folder: Path, endings: Collection[str]) -> str:
     Args:
         folder: The folder.
         endings: Endings of files that are read.
+
+    Returns:
+        Such as `this is a folder. Give files or a glob, such as 'data/*.csv'.`
     """
     hub_keys = f"data=hub data.path={shell.quote(str(folder))}"
     if is_saved(folder):
@@ -113,7 +116,7 @@ def split_name(path: Path, folder: Path) -> str | None:
         >>> split_name(Path("data/a.csv"), Path("data"))
     """
     for part in path.relative_to(folder).parts:
-        word = re.split(r"[^a-z]", part.lower())[0]
+        word = re.split(r"[^a-z]", part.lower())[0]  # `test` of `test-00000.parquet`
         if word in _SPLITS:
             return word.replace("training", "train")
     return None
@@ -214,8 +217,14 @@ def read_classes(reading: Reading) -> Dataset:
         return Dataset.from_dict(
             {"image": [str(path.resolve()) for path in files], "label": labels}, features=features
         )
-    samples: dict[str, str] = {}
-    texts = [_read_text(reading, path, samples) for path in files]
+    texts = []
+    samples: dict[str, str] = {}  # guessed encoding -> a line by which a person can check it
+    for path in files:
+        text, encoding = _read_text(reading, path)
+        texts.append(text)
+        if encoding.sample:
+            line = f"in {path.name} {encoding.sample} (data.encoding)"
+            samples.setdefault(encoding.name, line)
     reading.notes += [
         f"{reading.key}: some files are not UTF-8, and are read as {name}: {sample}"
         for name, sample in samples.items()
@@ -223,22 +232,15 @@ def read_classes(reading: Reading) -> Dataset:
     return Dataset.from_dict({"text": texts, "label": labels})
 
 
-def _read_text(reading: Reading, path: Path, samples: dict[str, str]) -> str:
-    """Read a text of at most 16 MiB.
-
-    Args:
-        reading: Key and encoding.
-        path: The file.
-        samples: Gets a line of the text by its encoding, if that is a guess and is not in it yet.
+def _read_text(reading: Reading, path: Path) -> tuple[str, TextEncoding]:
+    """Read a text of at most 16 MiB, and find its encoding unless `data.encoding` names it.
 
     Raises:
         ConfigError: It is larger, or cannot be decoded.
     """
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
-        name, sample = find_encoding(lambda: [raw], reading.options.encoding, b"".join)
-        if sample:
-            samples.setdefault(name, f"in {path.name} {sample} (data.encoding)")
-        return b"".join(recode_to_utf8([raw], name)).decode(UTF8)
+        encoding = find_encoding(lambda: [raw], reading.options.encoding, b"".join)
+        return b"".join(recode_to_utf8([raw], encoding.name)).decode(UTF8), encoding
     except UnreadableFileError as error:
         raise ConfigError(f"{reading.key}={path}: {error}") from error

@@ -196,8 +196,10 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
     Raises:
         ConfigError: An unknown ending or name; the message says what such files are, if it knows.
     """
+    # 1. A folder of classes.
     if path.is_dir():
         return FORMATS["classes"]
+    # 2. The format that the user names.
     if typed_format is not None:
         names = [name for name, row in FORMATS.items() if row.endings]
         if typed_format not in names:
@@ -205,7 +207,8 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
                 f"data.format={typed_format}: unknown format. {did_you_mean(typed_format, names)}"
             )
         return FORMATS[typed_format]
-    ending = Path(name_inside(path)).suffix.lower()
+    # 3. The one of the ending.
+    ending = Path(name_inside(path)).suffix.lower()  # `.csv` of `a.csv.gz`
     formats = by_ending()
     if ending not in formats:
         problem = "unknown format"
@@ -292,6 +295,7 @@ def _check_content(path: Path, kind: Format, encoding: str | None) -> tuple[str,
     Raises:
         UnreadableFileError: As the ConfigError of `check_file`.
     """
+    # 1. By the first bytes: a pointer, or another format of optrun.
     with open_file(path, follow=True) as file:
         raw = file.read(64)
     if raw.startswith(b"version https://git-lfs"):
@@ -304,6 +308,7 @@ def _check_content(path: Path, kind: Format, encoding: str | None) -> tuple[str,
                 f"cannot be read as {kind.name}: its bytes are {row.name}. Call it"
                 f" {name_with_ending(path, row.endings[0])}."
             )
+    # 2. By all of it, as the format itself says.
     return kind.check(path, kind.name, encoding)
 
 

@@ -83,7 +83,8 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     """Read every split of a dataset whole, from the hub or a local folder.
 
     `datasets` reads folders of `save_to_disk`, and whatever `_text_files` leaves to it; optrun's
-    own readers read the other csv and JSON files.
+    own readers read the other csv and JSON files. If the hub does not answer, `datasets` is set to
+    its offline mode for the rest of the process, and only the cache is searched.
 
     Args:
         config: Path, subset and revision.

@@ -219,6 +219,7 @@ class MixedOrder:
     def __post_init__(self) -> None:
         """Count the passes over each source in earlier epochs."""
         self._first_pass = self.epoch * self.draws.passes()
+        # The last order of each source, behind the number of its pass.
         self._orders: dict[int, tuple[int, Order]] = {}
 
     def __len__(self) -> int:
@@ -244,7 +245,9 @@ class MixedOrder:
 
         The last order of each source stays in memory.
         """
-        pass_number = int(self._first_pass[source]) + number
-        if self._orders.get(source, (-1,))[0] != pass_number:
-            self._orders[source] = (pass_number, self.plans[source].order(pass_number))
-        return self._orders[source][1]
+        pass_number = int(self._first_pass[source]) + number  # over all epochs
+        in_memory, order = self._orders.get(source, (None, None))
+        if order is None or in_memory != pass_number:
+            order = self.plans[source].order(pass_number)
+            self._orders[source] = (pass_number, order)
+        return order

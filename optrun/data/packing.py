@@ -104,11 +104,15 @@ class Packed:
         self.lengths = plan["lengths"]
 
     def _plan(self) -> dict[str, np.ndarray]:
-        """Assign documents to blocks, and count the tokens of each block."""
+        """Assign documents to blocks, and count the tokens of each block.
+
+        Returns:
+            What `best_fit` returns, as `order` and `borders`, and `lengths`, shape (blocks,).
+        """
         sizes = np.asarray(self.documents.lengths)
         order, borders = best_fit(sizes, self.room)
         lengths = sizes
-        if len(order):
+        if len(order):  # the sums between the borders
             lengths = np.add.reduceat(sizes[order], borders[:-1])
         return {"order": order, "borders": borders, "lengths": lengths}
 

@@ -66,14 +66,12 @@ class Reading:
 
         A file in another encoding, or with another compression, is written anew into the folder.
         """
-        return [
-            (
-                path
-                if encoding == UTF8 and compression_of(path) in _UNPACKED_BY_READERS
-                else write_as_utf8(path, encoding, folder)
-            )
-            for path, encoding in zip(self.files, self.encodings, strict=True)
-        ]
+        files = []
+        for path, encoding in zip(self.files, self.encodings, strict=True):
+            if encoding != UTF8 or compression_of(path) not in _UNPACKED_BY_READERS:
+                path = write_as_utf8(path, encoding, folder)
+            files.append(path)
+        return files
 
 
 def cache_rows(key: str, read: Callable[[str], Dataset]) -> Dataset:

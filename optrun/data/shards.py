@@ -175,10 +175,12 @@ class Lines(Shard):
         unexpected: frozenset[str] = frozenset(),
     ) -> list[Row]:
         """Read rows by their byte offsets, in one read; see `Shard.read`."""
+        # 1. The bytes of all rows.
         borders = self.begins[begin : end + 1]
         first_byte = int(borders[0])
         raw = self.file.read(first_byte, int(borders[-1]) - first_byte)
         spans_in_raw = pairwise((borders - first_byte).tolist())
+        # 2. Parse each; messages count rows from 1.
         rows = []
         for number, (row_begin, row_end) in enumerate(spans_in_raw, begin + 1):
             row = self._parse(raw[row_begin:row_end], number)
@@ -321,6 +323,7 @@ class Groups(Shard):
 
         `unexpected` is ignored, since the footer names all columns.
         """
+        # Columns that the file does not have, as cells of each row.
         lacking = dict.fromkeys(name for name in columns or () if name not in self.columns)
         rows: list[Row] = []
         for number, first, last in spans(self.ends, begin, end):
@@ -336,7 +339,8 @@ class Groups(Shard):
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of columns between row borders, before compression.
 
-        The bytes of a row group, which its footer has, are spread evenly over its rows.
+        The bytes of a row group, which its footer has, are spread evenly over its rows: half of a
+        group's rows are expected to have half of its bytes.
         """
         totals = self.file.cached_result(
             digest("totals-1", *columns), partial(self._totals, columns)

@@ -130,6 +130,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         ConfigError: There are fewer than two rows.
     """
     rows = split.rows
+    # 1. Few long texts: the end of each.
     are_texts = rows.column_names == ["text"] and not is_nested(rows.features["text"])
     if documents and are_texts and len(rows) < FEW_DOCUMENTS:
         return _cut_ends(split, fraction)
@@ -138,6 +139,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
             f"{split.key}: fewer than two rows cannot be cut into training and evaluation rows."
             " Give data.eval."
         )
+    # 2. Rows at random, at least one of each kind; both parts keep the order of the rows.
     held_count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))
     train = split.take(np.sort(order[held_count:]))

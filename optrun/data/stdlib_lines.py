@@ -81,6 +81,9 @@ def _statements_of(path: Path) -> Iterator[dict[str, str]]:
 def logical_lines(path: Path) -> Iterator[Line]:
     """Yield the logical lines of a file; skip short lines and those with an overlong token.
 
+    A logical line may go over several lines of the file, as inside of brackets. Short are lines of
+    fewer than 4 tokens, overlong tokens of more than 32 characters.
+
     A file that Python cannot read ends where it stops being Python.
     """
     line: Line = []
@@ -100,7 +103,8 @@ def kinds(line: Line) -> list[str]:
     """Name the kind of each token of a line.
 
     The kind of a name depends on its neighbours, so that a model has to look at them: behind `def`
-    or `class` it is a definition, before `(` a call, behind `.` an attribute.
+    or `class` it is a definition, before `(` a call, behind `.` an attribute. The line
+    `x = f(a.b)` has the kinds name, operator, call, operator, name, operator, attribute, operator.
     """
     before = ["", *(token.string for token in line)]
     after = [*(token.string for token in line[1:]), ""]

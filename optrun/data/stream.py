@@ -280,7 +280,7 @@ def open_stream(
     kind = one_format(key, (streamed_format(key, path) for path in files))
     assert kind.stream is not None
     start_time = time.monotonic()
-    opening = Opening(window)
+    opening = Opening(window)  # counts the bytes that are read to open the files
     shards: list[Shard] = []
     for path in files:
         file = LocalFile.of(key, path) if isinstance(path, Path) else path

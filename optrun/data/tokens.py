@@ -107,9 +107,10 @@ def _make_split(
 
 
 def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
-    """Map a file of token ids.
+    """Map a file of token ids, and find its digest and the range of its ids.
 
-    Their type is that of Megatron's index `NAME.idx` if it exists, else `data.dtype`, else 16 bits.
+    The type of ids is that of Megatron's index `NAME.idx` if it exists, else `data.dtype`, else
+    `uint16`.
 
     Raises:
         ConfigError: The file is empty, an index or one of llm.c, `data.dtype` is not the type of
@@ -124,11 +125,17 @@ def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
     size = path.stat().st_size
     if not size:
         raise ConfigError(f"{where}: the file is empty.")
+    # 1. The type of the ids; Megatron's index also says how many there are.
     index = path.with_suffix(".idx")
     dtype = _parse_dtype(config.dtype or "uint16")
     count = None
     if index.is_file():
-        dtype, count = _megatron(f"{key}={index}", index)
+        dtype, count = _read_megatron_index(f"{key}={index}", index)
+        if config.dtype is not None and _parse_dtype(config.dtype) != dtype:
+            raise ConfigError(
+                f"data.dtype={config.dtype}: the index of {path} says that its ids are"
+                f" {dtype.name}. Leave it null."
+            )
     else:
         with open_file(path, follow=True) as file:
             if file.read(4) == _LLM_C:
@@ -136,12 +143,8 @@ def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
                     f"{where}: this is a file of llm.c. Write its ids without the header of 1,024"
                     " bytes: tail -c +1025 FILE > NEW.bin"
                 )
+    # 2. The size must fit.
     item = dtype.itemsize
-    if config.dtype is not None and _parse_dtype(config.dtype) != dtype:
-        raise ConfigError(
-            f"data.dtype={config.dtype}: the index of {path} says that its ids are"
-            f" {dtype.name}. Leave it null."
-        )
     if size % item or (count is not None and size != count * item):
         expected = f"tokens of {item} bytes"
         if count is not None:
@@ -150,6 +153,7 @@ def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
             f"{where}: {size:,} bytes; expected {expected}. The file was cut short, or bytes were"
             " added."
         )
+    # 3. Map the ids; digest and range are cached as long as the file is unchanged.
     ids = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
     content, largest, least = cached_result(
         f"tokens {dtype.str}", lambda: _digest_and_range(path, dtype), path
@@ -181,8 +185,16 @@ def _digest_and_range(path: Path, dtype: np.dtype[Any]) -> tuple[str, int, int]:
     return f"{dtype.str} {count} {total.hexdigest()}", largest, least
 
 
-def _megatron(where: str, path: Path) -> tuple[np.dtype[Any], int]:
+def _read_megatron_index(where: str, path: Path) -> tuple[np.dtype[Any], int]:
     """Read the type of the ids and their number from Megatron's index.
+
+    The index has a header of 34 bytes: a name, version, code of the type, and the numbers of
+    sequences and documents. Then 12 bytes for each sequence, its length among them, and 8 bytes for
+    each document.
+
+    Args:
+        where: Key and path, for messages.
+        path: The index.
 
     Raises:
         ConfigError: It is another file, of another version, or cut short.
@@ -206,5 +218,6 @@ def _megatron(where: str, path: Path) -> tuple[np.dtype[Any], int]:
         raise ConfigError(
             f"{where}: {len(raw):,} bytes do not hold {sequences:,} lengths: it was cut short."
         )
+    # The lengths come first, 4 bytes each.
     lengths = np.frombuffer(raw, dtype="<i4", count=sequences, offset=fixed.size)
     return np.dtype(_MEGATRON_IDS[code]), int(lengths.sum(dtype=np.int64))

@@ -176,6 +176,10 @@ def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     """Put the adapter of a model into another model of its class, on the meta device.
 
     Does nothing if the first model has no adapter.
+
+    Args:
+        model: The model with the adapter.
+        plain: The other model; changed in place, to the same names and shapes of parameters.
     """
     adapter = adapter_of(model)
     if adapter is None:
@@ -439,7 +443,8 @@ def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[
 def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
     """Refuse a key of `rank_pattern` or `alpha_pattern` without a module to match.
 
-    A pattern matches the whole name of a module with factors, or its end behind a dot, as in peft.
+    A pattern matches the whole name of a module with factors, or its end behind a dot, as in peft:
+    `query` matches `layer.0.query`, and not `layer.0.my_query`.
     """
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
@@ -512,7 +517,11 @@ def _adapter_names(model: nn.Module, modules: AdapterModules) -> frozenset[str]:
 
 
 def _describe_adapter(config: LoraConfig, model: nn.Module, modules: AdapterModules) -> str:
-    """Describe the adapter for the user: rank, modules, and the share of trained parameters."""
+    """Describe the adapter for the user: rank, modules, and the share of trained parameters.
+
+    Such as `adapter=lora: factors of rank 8 beside 24 modules (query, value); classifier trains in
+    full: 296,450 of 109,780,228 parameters train, 0.27%`.
+    """
     rank = f"{config.r}"
     if config.rank_pattern:
         rank += ", others by adapter.rank_pattern"

@@ -362,7 +362,7 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
     """Refuse texts longer than the positions of models such as RoBERTa.
 
     Their position ids begin at `padding_idx + 1`, so that this many rows of the embedding of
-    positions are never used by a token.
+    positions are never used by a token: with `padding_idx` 1, of 514 rows 512 are.
 
     Raises:
         ConfigError: As `refuse_long`.

@@ -69,6 +69,8 @@ def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
 
     Tokens that the tokenizer lacks are left out, except that `sep_token_id` replaces a missing
     `eos_token_id`, and `cls_token_id` a missing `bos_token_id`. Empty without a tokenizer.
+
+    Example: GPT-2's tokenizer gives `{"bos_token_id": 50256, "eos_token_id": 50256}`.
     """
     ids = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
     # An encoder's tokenizer ends a text with [SEP], which a model that looks for the end must find.
@@ -134,13 +136,16 @@ def _names_by_number(config: PretrainedConfig) -> dict[int, str]:
     """Read the class names of a model with `label2id`, but no `id2label`, in its config.json.
 
     transformers would call its classes LABEL_0, LABEL_1. Empty for all other models.
+
+    Example: `"label2id": {"bad": 0, "good": 1}` gives `{0: "bad", 1: "good"}`.
     """
     from transformers import PretrainedConfig as TransformersConfig
 
     folder = str(expand_home(config.path))
     stored, _ = TransformersConfig.get_config_dict(folder, revision=config.revision)
     label2id = stored.get("label2id") or {}
-    if "id2label" in stored or sorted(label2id.values()) != list(range(len(label2id))):
+    has_all_numbers = sorted(label2id.values()) == list(range(len(label2id)))
+    if "id2label" in stored or not has_all_numbers:
         return {}
     return {number: name for name, number in label2id.items()}
 
@@ -407,7 +412,8 @@ def _rebuild_with_derived_values(
 ) -> TransformersConfig:
     """Construct a configuration anew from its changed values.
 
-    Its constructor then derives other values from them, such as the head size from the hidden size.
+    Its constructor then derives other values from them, such as the head size from the hidden size:
+    values that are as in the default configuration are not passed on to it.
 
     Args:
         values: The configuration with its changes.

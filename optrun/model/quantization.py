@@ -94,7 +94,8 @@ def dequantize(model: PreTrainedModel) -> None:
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
     """Count the bytes of each parameter by name; a 4-bit weight includes its scales.
 
-    On the meta device, the bytes that it would take.
+    On the meta device, the bytes that it would take. A 4-bit weight of n elements takes n / 2
+    bytes, 4 bytes for each 64 elements, and 64 bytes for the values of the 16 codes.
     """
     sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):

@@ -130,6 +130,11 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
     Without that, a library that reads `tokenizer.json` alone would cut every text at the length of
     the last call.
+
+    Args:
+        tokenizer: A tokenizer; `_remember_limits` has stored the two. Or an image processor, which
+            has none.
+        folder: Where `save_pretrained` writes.
     """
     limits = getattr(tokenizer, _LIMITS, None)
     if limits is not None:
@@ -195,7 +200,7 @@ def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a tokenizer is byte-level and puts no space before a text."""
+    """Tell whether a tokenizer is byte-level and puts no space before a text, as GPT-2's does."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False

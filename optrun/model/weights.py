@@ -37,16 +37,17 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
     # embedding.
-    seen = {_place(tensor) for tensor in tensors.values()}
+    seen = {_elements_of(tensor) for tensor in tensors.values()}
     for name, tensor in model.state_dict().items():
-        if name in tensors or (tensor.numel() and _place(tensor) in seen):
+        if name in tensors or (tensor.numel() and _elements_of(tensor) in seen):
             continue
-        seen.add(_place(tensor))
+        seen.add(_elements_of(tensor))
         tensors[name] = tensor.detach()
     return tensors
 
 
-def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _elements_of(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Identify the elements of a tensor in memory; equal for views of the same elements."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
@@ -85,7 +86,9 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def assign_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Replace parameters and buffers of a model on the meta device by tensors, without a copy.
 
-    Shapes and names are not checked.
+    Args:
+        model: Changed in place; a parameter trains if the one that it replaces did.
+        tensors: Dotted name to tensor. Shapes are not checked; other tensors of the model stay.
     """
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")

@@ -21,7 +21,7 @@ from optrun.data.cache import digest, versions
 from optrun.data.cached_arrays import cached_arrays
 from optrun.distributed.world import ALONE, World
 from optrun.model.adapter import without_adapter
-from optrun.model.forward import without_cache_and_padding_check
+from optrun.model.forward import evaluation_mode, without_cache_and_padding_check
 from optrun.runner.adapter_base import base_digest, origin_of
 from optrun.task import Task
 from optrun.task.preference import Pairs, Preference
@@ -102,16 +102,12 @@ def _reference_log_probs(
     has_adapter = isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
 
     def compute() -> dict[str, np.ndarray]:
-        training = model.training
-        model.eval()
-        try:
-            with (
-                without_cache_and_padding_check(model),
-                without_adapter(model) if has_adapter else nullcontext(),
-            ):
-                return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
-        finally:
-            model.train(training)
+        with (
+            evaluation_mode(model),
+            without_cache_and_padding_check(model),
+            without_adapter(model) if has_adapter else nullcontext(),
+        ):
+            return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
 
     return cached_arrays("reference", key, compute)["logps"]
 
