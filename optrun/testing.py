@@ -224,7 +224,8 @@ def _check_groups_are_independent(name: str, build: Build) -> None:
 def _check_state_bytes(name: str, build: Build) -> None:
     """Check that the size of the state, computed before a step, is its size after three.
 
-    The size is the bytes of all state tensors of a parameter, without its trained weights.
+    The size of a parameter's state is the bytes of its tensors, not counting training weights that
+    are saved beside evaluation weights.
     """
     params = _params()
     optimizer = build(_groups(params))

@@ -21,7 +21,8 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
 
     Args:
         hydra: Composes configurations.
-        command_line: The command line of one run, including the overrides of its trunk.
+        command_line: The command line of one run; with `branch_from` it includes the overrides of
+            the run that it branches from.
 
     Returns:
         The command line with a number for `lr` and without `lr_from`, and a sentence for `lr_from`
@@ -71,7 +72,9 @@ def _values_at_base(values: PlainMapping) -> PlainDict | None:
 def compose_new(
     hydra: Hydra, command_line: CommandLine, console: Console
 ) -> tuple[list[str], DictConfig]:
-    """Compose a new run: add the overrides of its trunk, and replace `lr=auto` by a number.
+    """Compose a new run; replace `lr=auto` by a number, and print where it comes from.
+
+    With `branch_from` the overrides of the run that it branches from, its trunk, come first.
 
     Args:
         hydra: Composes configurations.
@@ -79,7 +82,7 @@ def compose_new(
         console: Where the origin of the lr is printed, for `lr=auto`.
 
     Returns:
-        The checked overrides, and the composed configuration with Hydra's node.
+        The checked overrides, and the composed configuration with the node `hydra`.
 
     Raises:
         ConfigError: A key or value is unknown or does not fit.

@@ -22,7 +22,7 @@ def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
 
     Args:
         hydra: Composes configurations, also from the user's folders.
-        config_name: The recipe to compose.
+        config_name: Name of the configuration to compose, as after `-cn`.
         line: The command so far, with the program's name; a blank at the end begins a new token.
     """
     tokens = line.split()[1:]

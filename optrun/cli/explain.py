@@ -74,7 +74,7 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _trunk(config: RunConfig) -> TrunkState | None:
-    """Describe the checkpoint in `branch_from`; None for a run without one.
+    """Describe the checkpoint in `branch_from`, the trunk; None for a run without one.
 
     Returns:
         Its step, the step that the schedule of the run counts from by `branch_schedule`, and of

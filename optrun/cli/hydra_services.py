@@ -61,7 +61,7 @@ def _complete(hydra: Hydra, config_name: str, tokens: list[str]) -> None:
 
     Args:
         hydra: Composes configurations.
-        config_name: The recipe to compose.
+        config_name: Name of the configuration to compose, as after `-cn`.
         tokens: `install=SHELL`, `uninstall=SHELL` or `query=SHELL`; a query reads COMP_LINE and
             COMP_POINT of the environment.
 
@@ -93,7 +93,7 @@ def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Na
 
     Args:
         hydra: Composes configurations.
-        config_name: The recipe to compose.
+        config_name: Name of the configuration to compose, as after `-cn`.
         overrides: Checked.
         args: The parsed options: `cfg`, `info`, `package`, `resolve`.
 

@@ -67,7 +67,9 @@ class Proposal:
         """List the commands of a run and of a comparison: a title, and arguments after `optrun`.
 
         A run of the comparison has at most 300 steps; the title says how long all of them take, in
-        multiples of the first command.
+        multiples of the first command. The comparison runs, for example, `-m
+        search.adamw.lr=3e-4,1e-3,3e-3 search.lamb.lr=... seed=0,1,2` and the overrides of the run
+        but those that it varies.
         """
         steps = min(self.steps, _FEWEST_STEPS)
         common = without(self.overrides, *_DECIDED_BY_COMPARISON)
@@ -138,6 +140,7 @@ class _Draft:
 
     @property
     def overrides(self) -> list[str]:
+        """List the proposed overrides, then the typed ones."""
         return [*(f"{key}={value}" for key, value in self.proposed.items()), *self.typed]
 
     def add(self, *tokens: str) -> None:
@@ -148,9 +151,11 @@ class _Draft:
                 self.proposed[key] = value
 
     def compose(self, overrides: Sequence[str]) -> RunConfig:
+        """Compose and check the configuration of these overrides, typed ones not added."""
         return compose_request(self.hydra, CommandLine(overrides=list(overrides))).config
 
     def explain(self) -> Facts:
+        """Explain the present command line, as `optrun explain`; each line is explained once."""
         from optrun.explain.build import explain
 
         overrides = tuple(self.overrides)
@@ -159,6 +164,7 @@ class _Draft:
         return self.explained[overrides]
 
     def load(self) -> Source:
+        """Load the rows by the data keys of the present command line."""
         from optrun.data.build import load_source
 
         data = [token for token in self.overrides if token.lstrip("+").startswith("data")]
@@ -209,6 +215,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     rows = without_image_decoding(source.train.rows)
     # `_say_facts` says how evaluation rows are held out, since that depends on the task.
     say("rows", *(note for note in source.notes if not note.startswith(NO_SPLIT)))
+    # 1. The task and its columns.
     try:
         roles = roles_of(rows)
     except ConfigError as error:
@@ -229,6 +236,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
                     if key.endswith("_column") and name != "text":
                         draft.add(f"data.{key}={quoted(name)}")
             draft.add(*roles.overrides)
+    # 2. Three examples.
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]
         if any(cells):

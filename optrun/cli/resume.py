@@ -38,7 +38,7 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
     Args:
         hydra: Composes configurations, also from the user's folders.
-        command_line: Overrides that change the run, not checked yet.
+        command_line: The command line, whose overrides change the run; not checked yet.
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
         caller: The command line or a Python program, and where it prints.
 
@@ -170,7 +170,7 @@ def _without_same_trunk(run_trunk: str | None, changes: CommandLine, run: RunDir
     """Drop `branch_from` from the changes of a run if it repeats the run's own.
 
     Args:
-        run_trunk: `branch_from` of the run, with the digest of its trunk.
+        run_trunk: `branch_from` of the run: the checkpoint that it began from, as FOLDER@DIGEST.
         changes: Overrides that change the run.
         run: The resumed run.
 
@@ -194,7 +194,7 @@ def _without_same_trunk(run_trunk: str | None, changes: CommandLine, run: RunDir
 
 
 def _names_trunk(value: object, run_trunk: str | None) -> bool:
-    """Tell whether a typed `branch_from` names the trunk of a run.
+    """Tell whether a typed `branch_from` names the trunk of a run: the checkpoint it began from.
 
     None, or null, is right for a run that is no branch.
 

@@ -105,9 +105,9 @@ def sweep(
     Args:
         hydra: Composes configurations, also from the user's folders.
         command_line: The command line; all overrides are checked except those of one optimizer.
-        cfg: The composed configuration of the sweep, with Hydra's node.
+        cfg: The composed configuration of the sweep, with the node `hydra`.
         caller: The command line or a Python program, and where it prints.
-        forks: Completes the overrides of jobs that branch from a trunk.
+        forks: Checks the overrides, and with `branch_from` adds those of the run to branch from.
 
     Raises:
         ConfigError: A key, choice or combination is invalid; nothing was started.

@@ -67,6 +67,7 @@ def _build_choice(
     """
     if name not in schemas:
         raise ConfigError(f"{group}={name}: no such choice. {did_you_mean(name, schemas)}")
+    # 1. The keys.
     schema = schemas[name]
     keys = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
     valid = [key for key in keys if key != "name"]
@@ -75,10 +76,12 @@ def _build_choice(
             raise ConfigError(
                 f"{group}.{key}: {group}={name} has no such key. {did_you_mean(key, valid)}"
             )
+    # 2. The values: `???` must be replaced by an option.
     values = default_values(group, name) | dict(options)
     for key in keys:
         if values.get(key, "???") == "???":
             raise ConfigError(f"{group}.{key} is missing: {group}={name} needs a value for it.")
+    # 3. The types; values of a YAML are right, but have names in place of members of an Enum.
     hints = get_type_hints(schema)
     for key, value in values.items():
         values[key] = _enum_member(f"{group}.{key}", hints[key], value)
@@ -127,6 +130,11 @@ def _enum_member(key: str, hint: object, value: object) -> object:
     """Return the member of the field's Enum with this name, as Hydra does.
 
     A value that is no text, or that is for a field without an Enum, is returned unchanged.
+
+    Args:
+        key: Dotted key, for messages.
+        hint: Type of the field, such as `Precision` or `Precision | None`.
+        value: Such as `bf16`.
 
     Raises:
         ConfigError: The Enum has no such member; the message lists all.

@@ -39,7 +39,7 @@ def compose_line(hydra: Hydra, command_line: CommandLine) -> tuple[list[str], Di
     """Check the overrides of one run, and compose them.
 
     Returns:
-        The checked overrides, and the composed configuration with Hydra's node.
+        The checked overrides, and the composed configuration with the node `hydra`.
 
     Raises:
         ConfigError: A key, choice or value is unknown or does not fit.
@@ -54,7 +54,7 @@ def build_request(command_line: CommandLine, cfg: DictConfig, checked: Sequence[
 
     Args:
         command_line: The command line of the run.
-        cfg: The composed configuration, with or without Hydra's node.
+        cfg: The composed configuration, with or without the node `hydra`.
         checked: The overrides from `overrides.check`; they replace those of the command line.
 
     Raises:
@@ -64,5 +64,5 @@ def build_request(command_line: CommandLine, cfg: DictConfig, checked: Sequence[
     unset_derived_size(run_cfg, checked)
     config = store.typed(run_cfg)
     refuse_stored_trust(run_cfg, checked)
-    checked_line = vars(replace(command_line, overrides=checked))
-    return Request(**checked_line, config=config, values=saved.plain(run_cfg))
+    fields_of_line = vars(replace(command_line, overrides=checked))
+    return Request(**fields_of_line, config=config, values=saved.plain(run_cfg))

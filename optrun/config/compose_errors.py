@@ -42,7 +42,7 @@ def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> C
 
     Args:
         hydra: Knows the choices.
-        config_name: The recipe that was composed.
+        config_name: Name of the composed configuration, as after `-cn`.
         error: What Hydra, OmegaConf or Python raised.
     """
     if isinstance(error, OmegaConfBaseException):
@@ -116,7 +116,7 @@ def _missing_file_error(hydra: Hydra, config_name: str, missing: str) -> ConfigE
 
     Args:
         hydra: Knows the choices.
-        config_name: The recipe that was composed.
+        config_name: Name of the composed configuration, as after `-cn`.
         missing: Name of the missing file for Hydra, such as `optimizer/lam`; equal to `config_name`
             for a recipe.
     """

@@ -78,7 +78,7 @@ DIALECTS: Mapping[str, Mapping[str, Preset]] = {"lamb": LAMB, "adamax": ADAMAX, 
 
 
 def expect_dialect(choice: str, dialect: str | None) -> None:
-    """Refuse an unknown dialect of an optimizer; None passes.
+    """Refuse an unknown dialect: the package whose numbers the optimizer computes; None passes.
 
     Raises:
         ConfigError: The message names the optimizers that have the dialect, or the nearest one.

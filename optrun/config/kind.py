@@ -38,21 +38,22 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     else:
         schema = type(config)
         name = str(config.name)
-    kinds = [choice for choice, choice_schema in schemas.items() if choice_schema is schema]
-    if not kinds:
+    choices = [choice for choice in schemas if schemas[choice] is schema]
+    if not choices:
         raise ConfigError(
             f"{group}={name}: builds on no choice of {group}. Begin its file with the one that it"
             f" changes, such as `defaults: [{next(iter(schemas))}, _self_]`; expected one of"
             f" {', '.join(schemas)}."
         )
-    if name in kinds:
+    if name in choices:
         return name
     if name in schemas:
         raise ConfigError(
-            f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}."
-            f" Write {group}={name} to choose it, or give yours a name that no choice has."
+            f"{group}.name={name}: that is the name of another {group}, and this one is"
+            f" {choices[0]}. Write {group}={name} to choose it, or give yours a name that no choice"
+            " has."
         )
-    return kinds[0]
+    return choices[0]
 
 
 def with_kind(

@@ -47,7 +47,7 @@ class Loader(ConfigLoaderImpl):
         """Compose a configuration; see `ConfigLoaderImpl`.
 
         The choices of groups are composed once and cached; values are put into a copy. Hydra
-        composes sweeps.
+        composes sweeps, and whatever is not a plain run.
         """
         parsed = [parse_token(token) for token in overrides]
         if run_mode is not RunMode.RUN or any(override.is_sweep_override() for override in parsed):
@@ -98,7 +98,9 @@ def is_value(override: Override) -> bool:
 def assign_values(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
     """Put values into a composition of the choices, and record all overrides below `hydra`.
 
-    Does what the end of `ConfigLoaderImpl._load_configuration_impl` does.
+    Does what the end of `ConfigLoaderImpl._load_configuration_impl` does: `hydra.overrides.task`
+    and `.hydra` list the overrides of the run and of Hydra, `hydra.job.override_dirname` joins
+    those of the run.
 
     Args:
         cfg: Composed from the choices; changed in place.

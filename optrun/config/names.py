@@ -23,8 +23,8 @@ def near_names(pattern: str, names: Iterable[str]) -> str:
         >>> near_names("zzz", ["bert.pooler.weight", "classifier.weight"])
         'Names are such as bert.pooler.weight, classifier.weight.'
     """
-    prefixes: set[str] = set()
-    first_of_module: dict[str, str] = {}
+    prefixes: set[str] = set()  # `bert`, `bert.pooler` and `bert.pooler.weight` of the last
+    first_of_module: dict[str, str] = {}  # module -> its first parameter
     for name in names:
         parts = name.split(".")
         prefixes.update(".".join(parts[:end]) for end in range(1, len(parts) + 1))

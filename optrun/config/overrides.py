@@ -82,7 +82,8 @@ class Checked:
     """The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no
     `+`."""
     choices: DictConfig
-    """The configuration composed from the choices among them, without values; with Hydra's node."""
+    """The configuration composed from the choices among them, with the node `hydra`, without
+    values."""
 
 
 def parse_checked(
@@ -101,7 +102,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
 
     Args:
         hydra: Composes the choices.
-        config_name: The recipe.
+        config_name: Name of the configuration to compose, as after `-cn`.
         overrides: Parsed; each key occurs once.
         sweep: Whether a value may be a list of values, as under `-m`.
 
@@ -297,11 +298,11 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
 def _check_hydra_key(full: DictConfig, override: Override) -> None:
     """Refuse an unknown key, several values or a wrong type below `hydra.`.
 
-    Of a key with `+` or inside an open mapping, such as `hydra.sweeper.params.lr`, neither the name
-    nor the type is checked.
+    Of a key with `+` or inside a mapping that takes any key, such as `hydra.sweeper.params`,
+    neither the name nor the type is checked.
 
     Args:
-        full: The composition with Hydra's node; the value is put into it.
+        full: The composition with the node `hydra`; the value is put into it.
         override: An override of a key that begins with `hydra.`.
 
     Raises:
@@ -355,8 +356,8 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         sweep: Whether a list of values is allowed.
 
     Returns:
-        The override for Hydra: with `++` if the key is in, or is, an open mapping, such as
-        `++model.config.n_layer=2` for `model.config.n_layer=2`.
+        The override for Hydra: with `++` if the key is in, or is, a mapping that takes any key,
+        such as `++model.config.n_layer=2` for `model.config.n_layer=2`.
 
     Raises:
         ConfigError: The key is unknown or deleted, or a value has the wrong type.

@@ -145,7 +145,7 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
 def compose(
     hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunMode = RunMode.RUN
 ) -> DictConfig:
-    """Compose a configuration, with Hydra's node in it.
+    """Compose a configuration, with the node `hydra` in it.
 
     Raises:
         ConfigError: Hydra or OmegaConf refuse it, the recipe is not built on `config`, or a value
@@ -181,9 +181,9 @@ def compose_values(
 
     Args:
         hydra: Composes configurations.
-        config_name: The recipe.
-        choices: Composed from the choices among the overrides, with Hydra's node; changed in place
-            and returned.
+        config_name: Name of the configuration to compose, as after `-cn`.
+        choices: Composed from the choices among the overrides, with the node `hydra`; changed in
+            place and returned.
         overrides: All overrides, checked; choices among them.
 
     Raises:
@@ -214,7 +214,7 @@ def _as_config_error(hydra: Hydra, config_name: str) -> Iterator[None]:
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
-    """Copy a configuration without Hydra's node; keys of the copy can be changed and added."""
+    """Copy a configuration without the node `hydra`; keys of the copy can be changed and added."""
     run_cfg = cfg.copy()
     OmegaConf.set_struct(run_cfg, False)
     OmegaConf.set_readonly(run_cfg, False)
@@ -238,7 +238,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     """Convert a composed configuration to checked dataclasses.
 
     Args:
-        cfg: A composed configuration without Hydra's node.
+        cfg: A composed configuration without the node `hydra`.
 
     Raises:
         ConfigError: A mandatory value is missing or out of range, an interpolation has no value, a

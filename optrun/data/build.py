@@ -95,7 +95,7 @@ def _load_mixture(config: MixtureConfig, *, seed: int, documents: bool) -> Mixed
         ConfigError: A source cannot be read; the message names it.
     """
     sources: dict[str, Source] = {}
-    for name, source_config in config.parts().items():
+    for name, source_config in config.source_configs().items():
         with name_source_in_errors(name):
             sources[name] = load_source(source_config, seed=seed, documents=documents)
         for split in sources[name].splits:

@@ -60,7 +60,7 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     Args:
         hydra: Finds configurations in the user's folders.
         command_line: The command line, with checked overrides.
-        cfg: The composed configuration, with Hydra's own node.
+        cfg: The composed configuration, with the node `hydra`.
         caller: Who asked for the run.
 
     Raises:

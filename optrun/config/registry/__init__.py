@@ -322,7 +322,7 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
     """
 
     def decorate(target: Target) -> Target:
-        where = _origin[-1] if _origin else target.__module__
+        where = _origin[-1] if _origin else target.__module__  # a plugin, a package or a module
         _check(kind, name, schema, where)
         _check_meaning(kind, name, schema, target, where)
         existing = _ROWS[kind].get(name)

@@ -28,11 +28,15 @@ def callback_configs(callbacks: Mapping[str, object]) -> dict[str, Any]:
         ConfigError: A name or key is unknown, or a value is missing, has another type or is out of
             range.
     """
-    return {name: _typed(str(name), values) for name, values in callbacks.items()}
+    return {name: _build_config(str(name), values) for name, values in callbacks.items()}
 
 
-def _typed(name: str, values: object) -> Any:
-    """Build the schema of one callback from its values."""
+def _build_config(name: str, values: object) -> Any:
+    """Build the configuration of one callback, an instance of its schema.
+
+    Raises:
+        ConfigError: See `callback_configs`.
+    """
     key = f"callbacks.{name}"
     if name not in SCHEMAS:
         sentences = (

@@ -264,7 +264,7 @@ class MixtureConfig(DataConfig):
                 "names of letters, digits, _ and -, as in train/loss/NAME",
             )
         self._expect_probabilities()
-        self._expect_distinct_sets(self.parts())
+        self._expect_distinct_sets(self.source_configs())
 
     def _expect_probabilities(self) -> None:
         """Require one probability for each source, with the sum 1; null passes."""
@@ -307,7 +307,9 @@ class MixtureConfig(DataConfig):
     def _expect_distinct_sets(self, sources: Mapping[str, FilesConfig]) -> None:
         """Refuse evaluation sets of two sources with one name, since one would never be evaluated.
 
-        Upper and lower case make no difference, as for the sets of one source.
+        The only set of a source `code` is named `code`, its set `py` is named `code_py`, and so is
+        the only set of a source `code_py`. Upper and lower case make no difference, as for the sets
+        of one source.
         """
         key_by_set: dict[str, str] = {}
         for source, config in sources.items():
@@ -330,7 +332,7 @@ class MixtureConfig(DataConfig):
     @property
     def streamed_by(self) -> str | None:
         """The key of the first streamed source; None if none is streamed."""
-        for name, source in self.parts().items():
+        for name, source in self.source_configs().items():
             if source.streaming:
                 return f"data.mixture.{name}.streaming"
         return None
@@ -342,7 +344,7 @@ class MixtureConfig(DataConfig):
         total = math.fsum(self.probabilities.values())
         return [self.probabilities[name] / total for name in self.mixture]
 
-    def parts(self) -> dict[str, FilesConfig]:
+    def source_configs(self) -> dict[str, FilesConfig]:
         """Build the configuration of each source, as for data=files.
 
         Keys of every data choice, such as `data.max_length`, are passed on; the source's own win.
@@ -428,6 +430,9 @@ def eval_key(name: str) -> str:
 
 def eval_set_names(names: Iterable[object]) -> list[str]:
     """Check the names of evaluation sets, a part of metrics: `eval/NAME/accuracy`.
+
+    Returns:
+        The names, as texts, in their order; a repeated one once.
 
     Raises:
         ConfigError: A name has other characters than letters, digits, `_` and `-`, is `train`, or

@@ -278,7 +278,7 @@ def refuse_ended_fork(where: str, step: int, total: int, key: str) -> None:
     """Refuse a branch from a checkpoint at or after the last step of the branch.
 
     Args:
-        where: The checkpoint, for the message.
+        where: The checkpoint that the branch starts from, for the message.
         step: Optimizer step of the checkpoint.
         total: Optimizer steps of the branch, with those before the checkpoint.
         key: The key that sets `total`, with its value, for the message.
