@@ -13,6 +13,7 @@ from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
 from optrun.data.images import need_pillow
+from optrun.data.mixture import MixedSource
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
@@ -63,7 +64,8 @@ def sample_data(config: RunConfig, notes: list[str]) -> Sampled | None:
         notes: Changed in place: decisions, or the reason why nothing was sampled.
 
     Returns:
-        None if no data are named, or if they are on the hub or large.
+        None if no data are named, or if they are on the hub or large. Facts and spec are missing if
+        a text is too long for a sample, or if the task refuses the sample; a note says why.
 
     Raises:
         ConfigError: Training would refuse the data.
@@ -74,50 +76,52 @@ def sample_data(config: RunConfig, notes: list[str]) -> Sampled | None:
     if reason:
         notes.append(reason)
         return None
+
+    # 1. Count the rows, which is all that can be said without reading texts.
     source = load_source(
         config.data,
         seed=config.seed,
         documents=config.task.joins_documents,
     )
     notes += source.notes
+    source = replace(source, notes=[])  # the task adds its notes to this list
     sizes = _count_rows(source)
-    # 1. Count the rows, which is all that can be said without reading texts.
     most = config.data.max_train_examples or sys.maxsize
     rows = None if getattr(config.task, "packing", False) else min(sizes[0], most)
     unread = Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
+
+    # 2. Of images only the labels are read; no image is decoded.
     if config.task.PROCESSOR != "AutoTokenizer":
-        return replace(unread, spec=_spec_of_images(config, source, notes))
-    # 2. Draw the sample. `cut_from_train` allows labels that only its evaluation rows have, since
-    # training rows outside the sample may have them.
-    eval_sets = {name: _sample_rows(split) for name, split in source.eval_sets.items()}
-    sample = replace(
-        source,
-        train=_sample_rows(source.train),
-        eval_sets=eval_sets,
-        cut_from_train=True,
-        notes=[],
-    )
-    looked_at = _count_rows(sample)
+        images = _build_image_task(config, source)
+        notes += source.notes
+        spec = _spec_of_task(config, images, None)
+        return replace(unread, examples=len(images.train), spec=spec)
+
+    # 3. Draw the sample.
+    drawn = _draw_sample(source)
+    looked_at = _count_rows(drawn)
     if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):
         return unread  # the first drawn text is longer than the whole sample may be
-    # 3. Build tokenizer and task on the sample.
     is_complete = looked_at == sizes
-    sampled_source = source if is_complete else sample
-    notes_of_loading = len(sampled_source.notes)
+    sample = source if is_complete else drawn
+
+    # 4. Build tokenizer and task on the sample. A sample may be refused where all rows are not.
     try:
-        tokenizer, task = _load_tokenizer_and_task(config, sampled_source)
-        facts = data_facts(task, sampled_source, tokenizer)
+        tokenizer, task = _load_tokenizer_and_task(config, sample)
+        facts = data_facts(task, sample, tokenizer)
     except ConfigError as error:
         if is_complete:
             raise
         notes.append(f"In {sum(looked_at):,} rows drawn at random: {error}")
         return unread
-    notes += [*sampled_source.notes[notes_of_loading:], *task.notes]
+    notes += [*sample.notes, *task.notes]
     spec = _spec_of_task(config, task, tokenizer)
     examples: int | None = len(task.train)
-    # 4. A sample gives estimates in place of counts.
+
+    # 5. A sample gives estimates in place of counts.
     if not is_complete:
-        examples = _estimate_examples(rows, len(task.train) / min(looked_at[0], most), notes)
+        examples_per_row = len(task.train) / min(looked_at[0], most)
+        examples = _estimate_examples(rows, examples_per_row, notes)
         if config.task.COUNTED_FROM_DATA:
             notes.append(
                 f"The number of {config.task.COUNTED_FROM_DATA} comes from {looked_at[0]:,} rows,"
@@ -140,7 +144,7 @@ def _estimate_examples(rows: int | None, examples_per_row: float, notes: list[st
     rows: None if the task packs examples, so that their number is not estimated; returns None then.
     """
     if rows is None or examples_per_row == 1:
-        return rows
+        return rows  # unknown, or known without an estimate
     examples = round(rows * examples_per_row)
     notes.append(
         f"The steps are those of about {examples:,} examples, estimated from a sample of the rows."
@@ -148,26 +152,22 @@ def _estimate_examples(rows: int | None, examples_per_row: float, notes: list[st
     return examples
 
 
-def _spec_of_images(config: RunConfig, source: Source, notes: list[str]) -> ModelSpec:
-    """Build the task on images, and collect its requirements on the model, such as labels.
+def _build_image_task(config: RunConfig, source: Source) -> Task:
+    """Build the task on images; adds notes to `source.notes`.
 
-    Args:
-        config: The whole configuration.
-        source: The rows; no image is decoded.
-        notes: Changed in place: the task's notes on its source are added.
+    Raises:
+        ConfigError: Pillow is not installed, or the task refuses the rows.
     """
     need_pillow()
-    notes_of_loading = len(source.notes)
     preparation = load_image_preparation(config.model)
-    task = build_task(config.task, config.data, source, preparation, seed=config.seed)
-    notes += source.notes[notes_of_loading:]
-    return _spec_of_task(config, task, None)
+    return build_task(config.task, config.data, source, preparation, seed=config.seed)
 
 
 def _reason_not_to_sample(config: RunConfig) -> str:
     """Explain why the data are not sampled: on the hub, or too large; empty if they are sampled.
 
-    Large data are sampled all the same if their rows decide the number of steps.
+    Local files of more than `MOST_BYTES` are sampled all the same if their rows decide the number
+    of steps: without `training.max_steps`, if a row is an example.
     """
     data = config.data
     if isinstance(data, HubConfig):
@@ -184,15 +184,40 @@ def _reason_not_to_sample(config: RunConfig) -> str:
     else:
         return ""
     size = sum(path.stat().st_size for path in files)
-    decide_steps = config.training.max_steps is None and not getattr(config.task, "packing", False)
-    if decide_steps or size <= MOST_BYTES:
+    packs_rows = getattr(config.task, "packing", False)
+    rows_decide_steps = config.training.max_steps is None and not packs_rows
+    if rows_decide_steps or size <= MOST_BYTES:
         return ""
     return f"The data have {size >> 20:,} MiB, and are read when a run begins, not here."
 
 
 def _count_rows(source: Source) -> tuple[int, int]:
-    """Count the rows of the training split and of all evaluation sets."""
-    return len(source.train.rows), sum(len(split.rows) for split in source.eval_sets.values())
+    """Count training and evaluation rows, in all sets and in all sources of a mixture."""
+    parts = source.sources.values() if isinstance(source, MixedSource) else [source]
+    train_rows = 0
+    eval_rows = 0
+    for part in parts:
+        train_rows += len(part.train.rows)
+        eval_rows += sum(len(split.rows) for split in part.eval_sets.values())
+    return train_rows, eval_rows
+
+
+def _draw_sample(source: Source) -> Source:
+    """Draw a sample of each split, without notes; see `_sample_rows`.
+
+    A mixture is returned itself: the sizes of all its sources decide how they are mixed.
+    """
+    if isinstance(source, MixedSource):
+        return source
+    return replace(
+        source,
+        train=_sample_rows(source.train),
+        eval_sets={name: _sample_rows(split) for name, split in source.eval_sets.items()},
+        # Allows labels that only evaluation rows have: training rows outside the sample may have
+        # them, too.
+        cut_from_train=True,
+        notes=[],
+    )
 
 
 def _sample_rows(split: Split) -> Split:
@@ -204,11 +229,12 @@ def _sample_rows(split: Split) -> Split:
     if isinstance(split.rows, TokenBlocks):
         return split
     count = len(split.rows)
-    order = generator(0, "explain").permutation(count)[:MOST_ROWS]
+    random_order = generator(0, "explain").permutation(count)[:MOST_ROWS]
+    # Take rows in random order until their characters are too many.
     indices: list[int] = []
     characters = 0
-    for index, row in zip(order, split.rows.select(order), strict=True):
-        characters += sum(map(_characters, row.values()))
+    for index, row in zip(random_order, split.rows.select(random_order), strict=True):
+        characters += sum(map(_count_characters, row.values()))
         if characters > MOST_CHARACTERS:
             break
         indices.append(index)
@@ -217,10 +243,10 @@ def _sample_rows(split: Split) -> Split:
     return split.take(np.sort(np.array(indices, dtype=np.int64)))
 
 
-def _characters(value: object) -> int:
+def _count_characters(value: object) -> int:
     """Count the characters of a text, or of all texts in nested lists; 0 for anything else."""
     if isinstance(value, list):
-        return sum(map(_characters, value))
+        return sum(map(_count_characters, value))
     if isinstance(value, str):
         return len(value)
     return 0

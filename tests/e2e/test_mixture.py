@@ -81,6 +81,23 @@ def test_a_mixture_trains_tells_each_source_and_goes_on(
     assert "code_1.jsonl changed" in " ".join(capsys.readouterr().err.split())
 
 
+def test_explain_counts_the_rows_of_all_sources_of_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optrun.explain import data
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "MOST_ROWS", 20)
+    write(tmp_path)
+    mixture = "data.mixture={a: {train: prose.jsonl}, b: {train: prose.jsonl, eval: prose.jsonl}}"
+    words = ["data=mixture", mixture, "task.packing=false", *TINY_GPT]
+    sampled = data.sample_data(composed(*words), [])
+    assert sampled is not None
+    assert (sampled.train_rows, sampled.eval_rows) == (54 + 60, 6 + 60)
+    assert sampled.looked_at == (114, 66), "a mixture is read whole"
+    assert sampled.examples == 2 * 54, "an epoch ends with the first source"
+
+
 TWO = "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}"
 
 
