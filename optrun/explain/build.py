@@ -59,35 +59,41 @@ def explain(
 
     Args:
         config: The whole configuration.
-        model: Used in place of the configured model; preferably on the meta device.
-        trunk: State of the trunk, if the run is a branch.
+        model: Used in place of the configured model, and without muP; preferably on the meta
+            device.
+        trunk: The checkpoint that the run forks from; None: it is no fork.
 
     Raises:
         ConfigError: Training would refuse the configuration before its first step, regardless of
             the data.
     """
     notes: list[str] = []
-    data_notes: list[str] = []
-    # 1. Sample the data, and build the model on the meta device.
-    sizes: Mapping[str, Growth] = {}
-    if model is None:  # refused before the data are read, which may take long
+
+    # 1. Sample the data, and build the model on the meta device. A model that cannot be built is
+    # refused before the data are read, which may take long.
+    growth: Mapping[str, Growth] = {}
+    if model is None:
         _refuse_model(config)
+    data_notes: list[str] = []
     sampled = sample_data(config, data_notes)
     if model is None:
         spec = None if sampled is None else sampled.spec
         if spec is None:
             spec = model_spec(config, notes)
-        model, sizes, model_notes = _build_meta_model(config, spec)
+        model, growth, model_notes = _build_meta_model(config, spec)
         notes += model_notes
+
+    # 2. Note what was decided: on the configuration, the data and the batch.
     config_notes = (config.default_lr_note(), config.schedule_note())
     notes += [*filter(None, config_notes), *data_notes, *pop_discard_messages()]
-    micro, count = config.training.step_over(rank_count(config))
-    if count > 1 or config.training.global_batch_size is not None:
+    micro_batch, per_step = config.training.step_over(rank_count(config))
+    if per_step > 1 or config.training.global_batch_size is not None:
         notes.append(
-            f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over"
-            " all ranks"
+            f"a step is over {micro_batch * per_step:,} examples: {per_step:,} micro-batches of"
+            f" {micro_batch:,}, over all ranks"
         )
-    # 2. Count the steps.
+
+    # 3. Count the steps of the schedule; that of a fork may begin anew at the checkpoint.
     known_steps, steps_from = _count_steps(config, sampled)
     steps = assumed_steps(config.scheduler) if known_steps is None else known_steps
     if trunk is not None:
@@ -98,8 +104,9 @@ def explain(
             f"training.num_train_epochs={config.training.num_train_epochs:g}",
         )
         steps -= trunk.schedule_from
-    # 3. Build groups, optimizer and schedule as a run does.
-    groups = build_run_groups(config, model, sizes, notes=notes)
+
+    # 4. Build groups, optimizer and schedule as a run does.
+    groups = build_run_groups(config, model, growth, notes=notes)
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
@@ -107,17 +114,20 @@ def explain(
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    # 4. Collect the facts.
+
+    # 5. Describe the tensors: what the optimizer does with each, their bytes, which are frozen.
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
-    states = state_bytes(optimizer)
-    tensors = _describe_tensors(config, optimizer, states, curve.peak)
-    warmup_steps = count_warmup_steps(config.scheduler, steps)
+    optimizer_bytes = state_bytes(optimizer)
+    tensors = _describe_tensors(config, optimizer, optimizer_bytes, curve.peak)
     params = dict(model.named_parameters())
     trainable = [param for param in params.values() if param.requires_grad]
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
     weight_sizes = tensor_bytes(model)
     notes += _note_tied_parameters(model, params)
-    branch = None if trunk is None else _fork_facts(trunk, optimizer, scheduler, steps)
+
+    # 6. Describe schedule, fork and options.
+    warmup_steps = count_warmup_steps(config.scheduler, steps)
+    fork = None if trunk is None else _fork_facts(trunk, optimizer, scheduler, steps)
     options = options_of(config.optimizer)
     if hasattr(config.optimizer, "dialect"):
         options = {"dialect": config.optimizer.dialect, **options}
@@ -146,9 +156,9 @@ def explain(
         weight_bytes=sum(weight_sizes.values()),
         gradient_bytes=sum(param.numel() * param.itemsize for param in trainable),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
-        rank_memory=rank_memory(config, params, weight_sizes, states),
+        rank_memory=rank_memory(config, params, weight_sizes, optimizer_bytes),
         data=sampled,
-        branch=branch,
+        branch=fork,
         options=options,
         notes=notes,
     )
@@ -179,13 +189,16 @@ def _build_meta_model(
     """Build the model on the meta device.
 
     Returns:
-        The model, the growth of each parameter over the base of muP (empty without muP), and notes.
+        The model, with the adapter if there is one; how much larger each parameter is than in the
+        base model of muP, by name (empty without muP); and notes, such as how documents in a packed
+        block are kept apart.
     """
     # muP compares the shapes of this model with those of its base, so it builds both.
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
-    if config.task.keeps_apart is not None:
-        notes = [*notes, describe_document_masking(model, config.task.keeps_apart)]
+    masking_key = config.task.keeps_apart  # such as task.document_masking; None: nothing is masked
+    if masking_key is not None:
+        notes = [*notes, describe_document_masking(model, masking_key)]
     return model, parametrized.sizes, notes
 
 
@@ -201,16 +214,19 @@ def weight_dtype(config: RunConfig) -> str:
 def _note_tied_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
     """Write a note for each parameter with several names.
 
+    For example "transformer.wte.weight is also lm_head.weight: tied, counted once."
+
     params: Each parameter once, by its first name.
     """
-    first_name = {id(param): name for name, param in params.items()}
-    aliases = defaultdict(list)
+    first_name_of = {id(param): name for name, param in params.items()}
+    other_names = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         if name not in params:
-            aliases[first_name[id(param)]].append(name)
+            first_name = first_name_of[id(param)]
+            other_names[first_name].append(name)
     return [
-        f"{name} is also {list_names(more, 2)}: tied, counted once."
-        for name, more in aliases.items()
+        f"{name} is also {list_names(names, 2)}: tied, counted once."
+        for name, names in other_names.items()
     ]
 
 
@@ -230,12 +246,15 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
             f"The number of {task.COUNTED_FROM_DATA} comes from the data, which were not read: here"
             " it is that of the model's configuration."
         )
+    # 1. A model of images has no tokenizer.
     if task.PROCESSOR != "AutoTokenizer":
         return ModelSpec(task.AUTO_CLASS, task.model_values())
+
+    # 2. A model of texts needs an embedding for each token id, and enough positions.
     trains_tokenizer = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
     tokenizer = None if trains_tokenizer else load_tokenizer(config.model)
-    max_length = task.positions(config.data.max_length)
-    spec = ModelSpec.of_tokenizer(task.AUTO_CLASS, task.model_values(), max_length, tokenizer)
+    positions = task.positions(config.data.max_length)
+    spec = ModelSpec.of_tokenizer(task.AUTO_CLASS, task.model_values(), positions, tokenizer)
     if trains_tokenizer:
         return replace(spec, vocab_size=getattr(config.model, "vocab_size", None))
     return spec
@@ -245,8 +264,8 @@ def _count_steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None
     """Count the optimizer steps of the run.
 
     Returns:
-        The steps, None if only the run can count its examples; and `max_steps`, `data` or
-        `assumed`.
+        The steps, None if only the run can count its examples; and where they come from:
+        `max_steps`, `data` or, for None, `assumed`.
     """
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
@@ -254,11 +273,11 @@ def _count_steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None
         return None, "assumed"
     from optrun.data.loader import EpochPlan
 
-    micro, count = config.training.step_over(rank_count(config))
+    micro_batch, per_step = config.training.step_over(rank_count(config))
     plan = EpochPlan(
         examples=sampled.examples,
-        batch_size=micro,
-        accumulation=count,
+        batch_size=micro_batch,
+        accumulation=per_step,
         seed=config.seed,
     )
     total_steps = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch)
@@ -268,7 +287,7 @@ def _count_steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None
 def _describe_tensors(
     config: RunConfig,
     optimizer: Optimizer,
-    states: Mapping[str, int | None],
+    optimizer_bytes: Mapping[str, int | None],
     peak: float,
 ) -> list[TensorFacts]:
     """Describe every trainable tensor, in the order of the optimizer's groups.
@@ -276,17 +295,24 @@ def _describe_tensors(
     Args:
         config: Names the optimizer of groups without one of their own.
         optimizer: The optimizer.
-        states: Bytes of optimizer state by name; None: unknown.
+        optimizer_bytes: Bytes of optimizer state by name of the tensor; None: unknown.
         peak: Highest multiplier of the schedule.
     """
     tensors = []
     for index, group in enumerate(optimizer.param_groups):
+        # 1. What the whole group shares. If groups name optimizers of their own, `members` has
+        # these by name, and one of them steps this group.
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
-        ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
         decay = float(group.get("weight_decay", 0.0))
+        # Times the run's lr; optrun's optimizers call it `lr_ratio`. None: the group has an lr of
+        # its own.
+        scale = group.get("lr_ratio", group.get("lr_scale"))
+        # Times the lr of the group, for single tensors: layerwise decay inside of an optimizer.
+        ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
+
+        # 2. What depends on the tensor: the optimizer decides by its name.
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
-            scale = group.get("lr_ratio", group.get("lr_scale"))
             exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(name)
             adapted = None
             if hasattr(stepper, "adapted"):
@@ -305,7 +331,7 @@ def _describe_tensors(
                     adapted=adapted,
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
-                    state_bytes=states.get(name),
+                    state_bytes=optimizer_bytes.get(name),
                 )
             )
     return tensors
@@ -331,21 +357,29 @@ def _fork_facts(
     """Describe what a fork takes over from its trunk, the run whose checkpoint it continues from.
 
     Args:
-        trunk: State of the trunk.
-        optimizer: Optimizer of the branch, on the meta device; changed in place: it loads the
-            trunk's state.
-        scheduler: Schedule of the branch, at step 0.
+        trunk: Description of the checkpoint.
+        optimizer: Optimizer of the fork, on the meta device; changed in place: it loads the
+            trunk's state, if that fits.
+        scheduler: Schedule of the fork, at step 0.
         steps: Length of the schedule.
+
+    Example: a fork from step 100, with a schedule of 50 steps that begins there
+    (`schedule_from=100`), has the lr of its step 0 first. If the schedule continues that of the
+    trunk (`schedule_from=0`), it has the lr of step 100.
     """
+    # 1. The learning rates of the first step.
     first_step = trunk.step - trunk.schedule_from
-    first_lrs = [base * scheduler.multiplier(first_step) for base in scheduler.base_lrs]
+    first_lrs = [base_lr * scheduler.multiplier(first_step) for base_lr in scheduler.base_lrs]
+
+    # 2. Load the trunk's optimizer state, as tensors without values, to see whether it fits.
     tensors = {}
     for name, (dtype_name, shape) in trunk.tensors.items():
         dtype = getattr(torch, dtype_name, torch.float32)
         # A step count, which has no shape, lies on the CPU, whatever the device.
         tensors[name] = torch.zeros(shape, dtype=dtype, device="meta" if shape else "cpu")
-    state = inherit_state(optimizer, tensors, trunk.optimizer)
-    schedule = describe_fork_schedule(
-        scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
-    )
-    return ForkFacts(trunk.folder, trunk.step, state, schedule, float(max(first_lrs)))
+    state_in_words = inherit_state(optimizer, tensors, trunk.optimizer)
+
+    # 3. Where the schedule begins and ends.
+    end = trunk.schedule_from + steps
+    schedule = describe_fork_schedule(scheduler.name, trunk.schedule_from, trunk.step, end)
+    return ForkFacts(trunk.folder, trunk.step, state_in_words, schedule, float(max(first_lrs)))

@@ -23,7 +23,7 @@ class TrunkState:
     step: int
     """Optimizer steps of the checkpoint."""
     schedule_from: int
-    """The step that the schedule of the branch counts from."""
+    """The step that the schedule of the fork counts from: 0, or that of the checkpoint."""
     optimizer: PlainMapping
     """The description of the optimizer's state."""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -127,7 +127,7 @@ class Facts:
         state_bytes: Bytes of optimizer state; None: unknown.
         rank_memory: Memory of the rank with the largest shards; None in one process.
         data: Facts of the data; None if no data are named, or only the run reads them.
-        branch: Where the run leaves its trunk; None if it is no branch.
+        branch: What the run takes over from the checkpoint that it forks from; None: it is no fork.
         options: Options of the optimizer, resolved from its dialect and typed values.
         notes: Assumptions and open points, for the user.
     """
@@ -245,13 +245,17 @@ def groups_of(facts: Facts) -> list[GroupFacts]:
 
 
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
-    """Sort groups by layer, in the order of their first occurrence, the head last."""
-    order = list(dict.fromkeys(group.first.layer for group in groups))
+    """Sort groups by layer, in the order of their first occurrence, the head last.
+
+    Groups of one layer keep the optimizer's order. Example: layers `block 0`, `head`, `block 1`,
+    `block 0` become `block 0`, `block 0`, `block 1`, `head`.
+    """
+    layers = list(dict.fromkeys(group.first.layer for group in groups))
     return sorted(
         groups,
         key=lambda group: (
             group.first.layer == "head",
-            order.index(group.first.layer),
+            layers.index(group.first.layer),
             group.index,
         ),
     )

@@ -54,8 +54,11 @@ def rank_memory(
     if isinstance(distributed, FsdpConfig):
         _, shards = data_parallel_degrees(distributed, ranks)
 
-    def rank_bytes(sizes: Mapping[str, int]) -> int:
-        return sum(_largest_shard(params[name], size, shards) for name, size in sizes.items())
+    def rank_bytes(bytes_by_name: Mapping[str, int]) -> int:
+        """Add up the largest shard of each tensor."""
+        return sum(
+            _largest_shard(params[name], size, shards) for name, size in bytes_by_name.items()
+        )
 
     trainable = {name: size for name, size in sizes.items() if params[name].requires_grad}
     known_states = {name: size for name, size in states.items() if size is not None}
@@ -72,7 +75,12 @@ def rank_memory(
 def _largest_shard(param: Tensor, size: int, shards: int) -> int:
     """Count the bytes of the largest shard of a tensor of `size` bytes.
 
-    FSDP2 chunks dimension 0 as torch.chunk does: the first shard has ceil(rows / shards) rows.
+    FSDP2 chunks dimension 0 as torch.chunk does: the first shard has ceil(rows / shards) rows. A
+    tensor without dimensions is one row; one without elements has `size` bytes on each rank.
+
+    Example:
+        >>> _largest_shard(torch.zeros(5, 2), 40, shards=2)
+        24
     """
     rows = param.shape[0] if param.dim() else 1
     if not rows:

@@ -33,20 +33,31 @@ def area_plot(
 
     Returns:
         `height` + 2 lines.
+
+    Example: xs 0 to 9, ys 1 to 10, `top=10.0`, `height=2`, 10 columns, without labels:
+
+             ▂▃▅▆█
+        ▂▃▅▆██████
     """
-    label = rate(top)
-    margin = len(label) + 1
+    # 1. The value of each column, and how much of it is filled from the bottom, in eighths of a
+    # character.
+    top_label = rate(top)
+    margin = len(top_label) + 1
     columns = max(width - margin - 1, 10)
-    step = max(xs[-1] - xs[0], 1) / (columns - 1)
-    values = [_value_at(xs, ys, xs[0] + step * column) for column in range(columns)]
-    # Each column is filled from the bottom by so many eighths of a character.
+    x_per_column = max(xs[-1] - xs[0], 1) / (columns - 1)
+    values = [_value_at(xs, ys, xs[0] + x_per_column * column) for column in range(columns)]
     eighths = [round(8 * height * min(value / top, 1.0)) for value in values]
+
+    # 2. The rows, from the top; `below` is what fits under a row. The first and the last one are
+    # labelled.
     lines = []
     for row in range(height):
-        below = 8 * (height - 1 - row)  # eighths of the rows below this one
+        below = 8 * (height - 1 - row)
         cells = "".join(_BLOCKS[min(max(filled - below, 0), 8)] for filled in eighths)
-        name = {0: label, height - 1: "0"}.get(row, "")
-        lines.append(Text.assemble((f"{name:>{margin - 1}} │", "dim"), (cells, "cyan")))
+        row_label = {0: top_label, height - 1: "0"}.get(row, "")
+        lines.append(Text.assemble((f"{row_label:>{margin - 1}} │", "dim"), (cells, "cyan")))
+
+    # 3. The axis, and the labels of its ends.
     lines.append(Text(f"{'':{margin}}└{'─' * columns}", style="dim"))
     labels = left_label + right_label.rjust(columns - len(left_label))
     lines.append(Text(f"{'':{margin + 1}}{labels}", style="dim"))

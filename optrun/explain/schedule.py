@@ -31,6 +31,8 @@ def _count_listed_multipliers(config: SchedulerConfig) -> int:
 def named_steps(config: SchedulerConfig) -> list[int]:
     """List the numbers of steps in the options of a schedule; null and 0 are left out.
 
+    Lengths of its phases, milestones or boundaries, and how many multipliers it lists.
+
     Example:
         >>> from optrun.config.choice import choice
         >>> from optrun.config.schema.scheduler import SCHEMAS
@@ -51,15 +53,31 @@ def assumed_steps(config: SchedulerConfig) -> int:
 
     At least `ASSUMED_STEPS`, and twice each step that the schedule names. Fewer if the schedule
     lists a multiplier for each step, or if a warm-up by ratio would end after the first milestone.
+
+    Example:
+        >>> from optrun.config.choice import choice
+        >>> from optrun.config.schema.scheduler import SCHEMAS
+        >>> options = {"milestones": [30, 800], "warmup_ratio": 0.0}
+        >>> assumed_steps(choice("scheduler", SCHEMAS, "multistep", options))
+        1600
+        >>> options["warmup_ratio"] = 0.1
+        >>> assumed_steps(choice("scheduler", SCHEMAS, "multistep", options))
+        290
     """
+    # 1. Long enough to show what happens at each named step.
     steps = max(ASSUMED_STEPS, *(2 * step for step in named_steps(config)), 0)
+
+    # 2. Not longer than a list with a multiplier for each step.
     if _count_listed_multipliers(config):
         steps = min(steps, _count_listed_multipliers(config))
+
+    # 3. Short enough for a warm-up, which is a share of the steps, to end before the first
+    # milestone: at most milestone / ratio steps, less what rounding adds.
     milestones = _list_milestones(config)
     if milestones and config.warmup_ratio:
         steps = min(steps, int(milestones[0] / config.warmup_ratio))
         while steps > 1 and count_warmup_steps(config, steps) >= milestones[0]:
-            steps -= 1  # the warm-up has to end before the first milestone
+            steps -= 1
     return max(steps, 1)
 
 
@@ -72,11 +90,15 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
             neighbours.
         steps: Length of the run in optimizer steps.
     """
+    # 1. Evenly spread steps, the steps at which something happens, and their neighbours.
     sampled = set(np.linspace(0, steps - 1, min(SAMPLES, steps)).round().astype(int).tolist())
     for step in (count_warmup_steps(config, steps), *named_steps(config)):
         sampled |= {step - 1, step, step + 1}
     sampled = {step for step in sampled if 0 <= step < steps}
-    # With one multiplier for each step, any may be the highest.
-    peak = max(range(steps) if _count_listed_multipliers(config) else sorted(sampled), key=curve)
-    points = sorted(sampled | {peak})
-    return CurveFacts(points, [curve(step) for step in points], curve(peak))
+
+    # 2. The step of the highest multiplier, the first of equal ones. If the schedule lists one for
+    # each step, any may be the highest.
+    candidates = range(steps) if _count_listed_multipliers(config) else sorted(sampled)
+    peak_step = max(candidates, key=curve)
+    points = sorted(sampled | {peak_step})
+    return CurveFacts(points, [curve(step) for step in points], curve(peak_step))

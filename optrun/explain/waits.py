@@ -14,8 +14,12 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     """Explain why the update of each step waits for its loss and gradient norm.
 
     None: it does not wait; they are read while the next step runs. The rules are those of
-    `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`, without building either.
+    `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`, without building either: a callback may
+    need the loss of each step before the next one begins; and on a GPU only some kernels can leave
+    an update out by themselves if the loss or norm is not finite. On a CPU nothing has to be waited
+    for: values are there once they are computed.
     """
+    # 1. Callbacks of the user.
     rows = registry.choices("callback")
     for name in config.callbacks:
         callback = rows[name].load()
@@ -25,6 +29,8 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
         # `Callback` has an `on_step` that does nothing; explain may not import training.
         if on_step is not None and on_step.__module__ != "optrun.training.callback":
             return f"callbacks.{name}: its on_step receives the loss of each step"
+
+    # 2. The kernels of the optimizer.
     device = device_type(config.training.device)
     is_sharded = isinstance(config.distributed, FsdpConfig)
     if device == "cpu" or (device == "cuda" and _skips_on_cuda(optimizer, is_sharded=is_sharded)):
@@ -42,7 +48,9 @@ def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
     """
     groups = optimizer.param_groups
     if isinstance(optimizer, BatchOptimizer):
-        return not is_sharded and all(optimizer.kernel(g, "cuda") == "triton" for g in groups)
+        kernels = [optimizer.kernel(group, "cuda") for group in groups]
+        return not is_sharded and all(kernel == "triton" for kernel in kernels)
     if not isinstance(optimizer, Adam | AdamW):
         return False
+    # `fused=None` means fused on a GPU, unless `foreach` is true.
     return not any(group["foreach"] or group["fused"] is False for group in groups)
