@@ -369,10 +369,10 @@ class Task(ABC):
             running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss
         )
 
-    def token_metrics(self, *, shift: bool) -> TokenMetrics:
+    def token_metrics(self) -> TokenMetrics:
         """Construct loss, perplexity and accuracy of tokens, and `router_loss` with experts."""
         router = None if self.router_loss_coef is None else self.router_loss
-        return TokenMetrics(shift=shift, router_loss=router)
+        return TokenMetrics(shift=self.shift, router_loss=router)
 
     def metric_names(self) -> list[str]:
         """List the names of all metrics, without `eval/`."""

@@ -628,11 +628,13 @@ def note_minus_100(source: Source, split: Split, numbers: np.ndarray) -> None:
         )
 
 
-def label_config(names: Iterable[str]) -> dict[str, object]:
-    """Return `num_labels`, `id2label` and `label2id` for a transformers configuration."""
-    names_by_number = list(names)
+def label_config(names: Sequence[str]) -> dict[str, object]:
+    """Return `num_labels`, `id2label` and `label2id` for a transformers configuration.
+
+    names: Classes by number.
+    """
     return {
-        "num_labels": len(names_by_number),
-        "id2label": dict(enumerate(names_by_number)),
-        "label2id": {label: number for number, label in enumerate(names_by_number)},
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {label: number for number, label in enumerate(names)},
     }

@@ -97,7 +97,7 @@ class LanguageModel(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """Construct loss, perplexity and accuracy over target tokens."""
-        return self.token_metrics(shift=self.shift)
+        return self.token_metrics()
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return an encoder of texts to `input_ids`, and a digest of its settings.

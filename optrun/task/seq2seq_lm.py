@@ -113,7 +113,7 @@ class Seq2SeqLm(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """Construct loss, perplexity and accuracy over target tokens."""
-        return self.token_metrics(shift=False)
+        return self.token_metrics()
 
 
 def _token_ids(

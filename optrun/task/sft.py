@@ -386,7 +386,7 @@ class Sft(ChatTask):
 
     def running_metrics(self) -> MetricAccumulator:
         """Construct loss, perplexity and accuracy over target tokens."""
-        return self.token_metrics(shift=True)
+        return self.token_metrics()
 
     # For people
     # ----------------------------------------------------------------------------------------------

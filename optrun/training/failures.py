@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from types import FrameType
 
 from optrun.base.errors import OptrunError, first_line, is_out_of_memory
 from optrun.data.loader import Batch
+from optrun.training.signals import kill_workers
 
 
 class LoaderTimeout(BaseException):
@@ -97,12 +97,6 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
         if handler_now is not handler_before and callable(handler_now):
             _sigchld_of_torch = handler_now  # torch has installed it in this block
         signal.signal(signal.SIGCHLD, handler_before)
-
-
-def kill_workers() -> None:
-    """Kill all child processes of this process, started through multiprocessing."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
 
 
 @contextmanager

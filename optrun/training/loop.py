@@ -24,7 +24,7 @@ from optrun.training.progress import Progress, learning_rates
 from optrun.training.ranking import remember_best
 from optrun.training.saving import Saving
 from optrun.training.setup import TrainingSetup
-from optrun.training.signals import SignalHandler, Stopped
+from optrun.training.signals import SignalHandler, Stopped, kill_workers
 from optrun.training.state import RandomStates
 from optrun.training.step import PendingStep, StepResult
 
@@ -110,7 +110,7 @@ class Loop:
                 contextlib.ExitStack() as stack,
             ):
                 # Python would wait for a stuck worker when it exits.
-                stack.callback(failures.kill_workers)
+                stack.callback(kill_workers)
                 stack.callback(self.batches.close)
                 try:
                     self._train()

@@ -123,8 +123,7 @@ class SignalHandler:
         """End the process at once by a signal's exit code; KeyboardInterrupt if others own it."""
         if not self._owns_process:
             raise KeyboardInterrupt
-        for worker in multiprocessing.active_children():
-            worker.kill()
+        kill_workers()
         show_cursor()
         os.write(2, b"\nstopped at once: nothing new was saved\n")
         os._exit(128 + number)
@@ -137,6 +136,12 @@ class SignalHandler:
 
     def _save(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.save_requested = True
+
+
+def kill_workers() -> None:
+    """Kill all child processes of this process, started through multiprocessing."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def _leave_terminal() -> None:
