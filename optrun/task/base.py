@@ -200,7 +200,8 @@ class Task(ABC):
             split: The rows.
             tokenizer: Of the model.
             limit: The largest number of examples; None: no limit.
-            seed: Picks random examples if they are limited; None: the first ones are taken.
+            seed: Draws the examples if they are limited; None: the same draw in every run, in the
+                order of the rows, as for evaluation.
 
         Raises:
             ConfigError: Rows do not fit the task.

@@ -56,7 +56,8 @@ class CausalLm(LanguageModel):
                 "task=causal_lm: the tokenizer has no end-of-text token to put between documents."
             )
         self.document_end_id = end_id
-        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
+        if tokenizer.pad_token_id is None:
+            self.padding = end_id
         self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
 
     def read(
@@ -76,7 +77,7 @@ class CausalLm(LanguageModel):
             split: The split to read.
             tokenizer: Encodes texts; ids of token files must not be above its largest id.
             limit: The largest number of examples; None: no limit.
-            seed: Picks random examples if they are limited; None: the first ones are taken.
+            seed: Draws the examples if they are limited; None: the same draw in every run.
 
         Raises:
             ConfigError: As `LanguageModel.read`; or a token file has ids beyond the tokenizer's.
@@ -111,7 +112,8 @@ class CausalLm(LanguageModel):
         rows = [example["input_ids"] for example in examples]
         if self.config.document_masking:
             return self._collate_documents(rows)
-        if len({len(row) for row in rows}) == 1:  # blocks
+        has_equal_lengths = len({len(row) for row in rows}) == 1
+        if has_equal_lengths:  # full blocks: nothing to pad
             ids = torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
             return {"input_ids": ids, "labels": ids.clone()}
         return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
@@ -120,20 +122,33 @@ class CausalLm(LanguageModel):
         """Pad blocks, with positions from 0 in each document; see `collate`.
 
         With `one_row` the blocks are joined to one row, shape (1, tokens).
+
+        Example: with 9 as the end of a document and 0 as padding, the blocks [5, 9, 6, 7] and
+        [8, 9, 4] give
+
+            input_ids     5  9    6  7        8  9    4     0
+            begins        -  -    x  -        -  -    x     x
+            labels        5  9 -100  7        8  9 -100  -100
+            position_ids  0  1    0  1        0  1    0     0
         """
         ids = pad(rows, self.padding)
         labels = pad(rows, IGNORED)
+
         # 1. A document begins behind the end of another one. Each padding token begins one, too.
         begins = torch.zeros_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, :-1] == self.document_end_id
         for number, row in enumerate(rows):
             begins[number, len(row) :] = True
+
         # 2. The first token of a document is not predicted from the document before it.
         labels[begins] = IGNORED
+
         # 3. A position is the distance to the latest begin; cummax carries its column on.
         columns = torch.arange(ids.shape[1]).expand_as(ids)
         latest_begin = torch.where(begins, columns, 0).cummax(1)[0]
         batch = {"input_ids": ids, "labels": labels, "position_ids": columns - latest_begin}
+
+        # 4. Join the blocks, if the model's attention takes one row.
         if not self.one_row:
             return batch
         labels[:, 0] = IGNORED  # it would be predicted from the end of the block before

@@ -94,12 +94,15 @@ class ChatEncoder:
 
         All tokens are targets; those of the prompt are not, unless `completion_only_loss` is false.
         """
+        # 1. Encode prompt and completion as one text, which ends once.
         end = self.tokenizer.eos_token or ""
-        rows = [f"{row.prompt}{row.completion.removesuffix(end)}{end}" for row in batch]
-        row_ids = prompt_ids(self.tokenizer, rows)
+        texts = [f"{row.prompt}{row.completion.removesuffix(end)}{end}" for row in batch]
+        row_ids = prompt_ids(self.tokenizer, texts)
         if not end:  # the tokenizer may put another token behind a text, such as [SEP]
             _, after = ids_around_text(self.tokenizer)
             row_ids = [ids + after for ids in row_ids]
+
+        # 2. Mark all tokens as targets, and unmark those of prompts.
         targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if self.config.completion_only_loss is not False:
             prompts = prompt_ids(self.tokenizer, [row.prompt for row in batch])
@@ -116,32 +119,37 @@ class ChatEncoder:
         template = self.template
         assert template is not None
         config = self.config
-        # 1. Render each row, and its prompt if that has to be masked.
+
+        # 1. Render each row; with `assistant_only_loss` also find its answers. Render its prompt
+        # if that is masked: all rows have one, or none has.
         texts: list[str] = []
-        spans: list[list[Span]] = []
+        answer_spans: list[list[Span]] = []
         prompts: list[str] = []
         for row in batch:
             try:
                 if not config.assistant_only_loss:
                     text = template.text(row.turns, row.tools)
                 elif row.only_last_trained:
-                    text, answers = template.find_last_answer(row.turns, row.tools)
-                    spans.append(answers)
+                    text, spans = template.find_last_answer(row.turns, row.tools)
+                    answer_spans.append(spans)
                 else:
-                    text, answers = template.find_answers(row.turns, row.tools)
-                    spans.append(answers)
+                    text, spans = template.find_answers(row.turns, row.tools)
+                    answer_spans.append(spans)
                 texts.append(text)
                 if row.prompt_turns is not None and config.completion_only_loss is not False:
                     prompt = row.turns[: row.prompt_turns]
                     prompts.append(template.text(prompt, row.tools, generation_prompt=True))
             except TemplateFailed as error:
                 raise unwritable_row_error(template, self.split, row, error) from error
+
         # 2. Encode the texts, and mark the targets.
         if config.assistant_only_loss:
-            row_ids, targets = self._encode_with_spans(texts, spans)
+            row_ids, targets = self._encode_with_spans(texts, answer_spans)
         else:
             row_ids = self._token_ids(texts)
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
+
+        # 3. Unmark the prompts.
         if prompts:
             _mask_prompts(targets, row_ids, self._token_ids(prompts))
         return row_ids, targets
@@ -172,12 +180,13 @@ class ChatEncoder:
             self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True
         )
         targets = []
-        for offsets, answers in zip(encoding["offset_mapping"], spans, strict=True):
+        for offsets, answer_spans in zip(encoding["offset_mapping"], spans, strict=True):
+            # The first character of each token, and the one after its last.
             token_begins, token_ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-            mask = np.zeros(len(token_begins), dtype=np.int64)
-            for begin, end in answers:
-                mask[(token_begins < end) & (token_ends > begin)] = 1
-            targets.append(mask)
+            is_target = np.zeros(len(token_begins), dtype=np.int64)
+            for begin, end in answer_spans:
+                is_target[(token_begins < end) & (token_ends > begin)] = 1  # they overlap
+            targets.append(is_target)
         return encoding["input_ids"], targets
 
 
@@ -187,6 +196,8 @@ def _mask_prompts(
     """Set the targets of each row to 0 as far as it equals its prompt, in place.
 
     That may be less than the prompt: the last token of a prompt may be another with the answer.
+
+    Example: the row [1, 2, 7, 8] with the prompt [1, 2, 3] gets the targets [0, 0, 1, 1].
     """
     for mask, row, prompt in zip(targets, rows, prompts, strict=True):
         mask[: common_prefix_length(prompt, row)] = 0

@@ -152,6 +152,7 @@ class ChatTask(Task):
         template = self.template
         if template is None:
             return
+        # 1. Find the token. (The text is None if the template fails on the probe.)
         if template.text_behind_answers() == "":
             raise ConfigError(
                 f"{template.origin} writes nothing behind an answer, so the model would never learn"
@@ -159,6 +160,8 @@ class ChatTask(Task):
                 f" {KEY}={'|'.join(NAMES)}, or a jinja file of yours."
             )
         self.end = template.end_of_answers()
+
+        # 2. Make it the tokenizer's, unless the template and the tokenizer agree already.
         if self.end in (None, tokenizer.eos_token_id) or template.is_own:
             return
         if "eos_token" in template.source:
@@ -178,14 +181,15 @@ class ChatTask(Task):
         generation: Any = getattr(model, "generation_config", None)
         if self.end is None or generation is None:
             return
-        ends = generation.eos_token_id
-        if ends is None:
-            ends = []
-        elif not isinstance(ends, list):
-            ends = [ends]
-        if self.end in ends:
+        # An id, a list of ids, or None in a generation config; here always a list.
+        end_ids = generation.eos_token_id
+        if end_ids is None:
+            end_ids = []
+        elif not isinstance(end_ids, list):
+            end_ids = [end_ids]
+        if self.end in end_ids:
             return
-        generation.eos_token_id = [self.end, *ends] if ends else self.end
+        generation.eos_token_id = [self.end, *end_ids] if end_ids else self.end
         self.notes.append(
             f"generation_config.json of the trained model also ends texts at token {self.end},"
             " which ends an answer"
@@ -225,12 +229,17 @@ class ChatTask(Task):
         """
         for number, turn in enumerate(row.turns, 1):
             for key, value in turn.items():
+                # 1. Keys that need no check, or no other one.
                 is_empty = value in (None, "", [], {})
                 if is_empty or key in (*_READ_KEYS, *self.known_keys):
                     continue
                 self.known_keys.add(key)
+
+                # 2. A key that the template reads.
                 if template.key_changes_text(key, row.turns[:number], row.tools):
                     continue
+
+                # 3. A key that it does not read.
                 if key in _LEARNT_KEYS:
                     raise ConfigError(
                         f"{template.origin} does not read {key} in {row_name(split, row)}, so the"
@@ -285,40 +294,44 @@ class ChatTask(Task):
         """
 
         def row_of(example: int) -> str:
+            """Name the row of an example, such as `row 3`."""
             row = example if rows_of is None else rows_of()[example]
             return f"row {split.number(row)}"
 
+        # 1. Refuse an example that was not truncated: it has no target with any max_length.
         count = len(encoded[0])
         without_target = [_rows_without_targets(examples) for examples in encoded]
-        # 1. An example that was not truncated would have no target with any max_length.
         full_lengths = []
-        for examples, empty in zip(encoded, without_target, strict=True):
+        for examples, targetless in zip(encoded, without_target, strict=True):
             assert examples.lost is not None
             full_lengths.append(examples.lengths + examples.lost)
-            uncut = empty[examples.lost[empty] == 0]
+            uncut = targetless[examples.lost[targetless] == 0]
             if len(uncut):
                 reason = reason_for_no_target(int(examples.lengths[uncut[0]]))
                 raise ConfigError(
                     f"{split.key}: {row_of(int(uncut[0]))} has no token to learn:"
                     f" {reason}.{_similar_rows_sentence(len(uncut), count)} Leave such rows out."
                 )
-        empty = np.unique(np.concatenate(without_target))
-        if not len(empty):
+
+        # 2. Truncation left the others without a target. A pair is one of them if one side is.
+        overlong = np.unique(np.concatenate(without_target))
+        if not len(overlong):
             return list(encoded)
-        # 2. Truncation left the others without a target.
         if self.config.overlong_rows is OverlongRows.refuse:
-            first = int(empty[0])
+            first = int(overlong[0])
             tokens = int(max(lengths[first] for lengths in full_lengths))
-            similar = _similar_rows_sentence(len(empty), count)
+            similar = _similar_rows_sentence(len(overlong), count)
             raise self.overlong_row_error(f"{row_of(first)} of {split.key}", tokens, similar)
-        if len(empty) == count:
+        if len(overlong) == count:
             raise self.all_rows_overlong_error(split)
+
+        # 3. Drop them.
         self.notes.append(
-            f"{len(empty):,} of {count:,} rows of {split.key} left out:"
+            f"{len(overlong):,} of {count:,} rows of {split.key} left out:"
             f" data.max_length={self.max_length} cuts off all that carries loss"
             " (task.overlong_rows=drop)"
         )
-        remaining = np.delete(np.arange(count), empty)
+        remaining = np.delete(np.arange(count), overlong)
         return [Selected(examples, remaining) for examples in encoded]
 
     def overlong_row_error(self, row: str, tokens: int, more: str = "") -> ConfigError:
@@ -347,8 +360,10 @@ def _rows_without_targets(examples: Examples) -> np.ndarray:
     """List the examples without a target behind their first token, in order; cached.
 
     The first token is never predicted, since no token is before it.
+
+    Example: examples with the targets [1, 0], [0, 1] and [0, 0] give [0, 2].
     """
-    targets = examples.flat(TARGETS)
+    targets = examples.flat(TARGETS)  # those of all examples, one after another
     offsets = examples.offsets
     key = digest_if_known("no-targets-1", examples.origin)
     arrays = cached_arrays(
@@ -386,14 +401,16 @@ def _similar_rows_sentence(count: int, rows: int) -> str:
 def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """Decode a training example with its targets between « and »; at most 4,000 characters.
 
-    The first token is never a target, since no token is before it.
+    The first token is never a target, since no token is before it. Example: tokens of "a", "b",
+    "c", "d" with the targets 0, 1, 1, 0 become `a«bc»d`.
     """
     is_target = example[TARGETS] != 0
     is_target[0] = False
-    changes = np.flatnonzero(np.diff(is_target)) + 1  # where targets begin or end
-    runs = np.split(example["input_ids"], changes)  # all tokens of a run are targets, or none is
+    # Split at each change: all tokens of a part are targets, or none is.
+    changes = np.flatnonzero(np.diff(is_target)) + 1
+    parts = np.split(example["input_ids"], changes)
     texts = []
-    for ids, begin in zip(runs, [0, *changes], strict=True):
+    for ids, begin in zip(parts, [0, *changes], strict=True):
         text = tokenizer.decode(ids.tolist())
         texts.append(f"«{text}»" if is_target[begin] else text)
     joined = "".join(texts)

@@ -106,6 +106,10 @@ class ChatTemplate:
         The template's generation marks say where they are. Without marks, an answer is the text
         that its turn adds to the turns before it, rendered with the generation prompt.
 
+        Example: a template without marks renders two turns to `<user>Hi</s><bot>Hello</s>`, and the
+        first one with the generation prompt to `<user>Hi</s><bot>`, 17 characters. The answer is
+        `Hello</s>`, with the span (17, 26).
+
         Returns:
             The text, and the span of each answer in characters.
 
@@ -113,8 +117,12 @@ class ChatTemplate:
             TemplateFailed: The template refuses the conversation, or fails.
             UnmarkedAnswers: Without marks, if a later turn changes the text before it.
         """
+        # 1. With marks.
         if self.marked:
             return self._render(turns, tools, marks=True)
+
+        # 2. Without marks: compare the text before each answer with the text through it. Both must
+        # be beginnings of the whole text, the second one longer.
         rendered = self.text(turns, tools)
         spans = list[Span]()
         for index, turn in enumerate(turns):
@@ -156,6 +164,10 @@ class ChatTemplate:
         self, turns: Sequence[Message], tools: Tools = None, first: int = 0
     ) -> list[Sequence[Message]]:
         """Split a conversation into one per answer if later turns change how answers are written.
+
+        Only templates without generation marks do so, such as one that leaves out the thinking of
+        all answers but the last. Example: user, answer A, user, answer B become [user, A] and
+        [user, A, user, B].
 
         Args:
             turns: Messages of the conversation.
@@ -204,19 +216,20 @@ class ChatTemplate:
     def writes_role(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether the template writes the content of a role's turns, by rendering a probe.
 
-        False if no turn has the role.
+        The content of these turns is replaced by a word that no template has; a turn without it in
+        the text is left out by the template. False if no turn has the role.
 
         Raises:
             TemplateFailed: The template refuses the conversation, or fails.
         """
-        probed = []
+        probed_turns = []
         for turn in turns:
             # A template may write these keys of Alpaca's rows in place of the content.
-            plain = {key: turn[key] for key in turn if key not in ("instruction", "input")}
+            probed = {key: turn[key] for key in turn if key not in ("instruction", "input")}
             if turn["role"] == role:
-                plain["content"] = _PROBE
-            probed.append(plain)
-        return _PROBE in self.text(probed, tools)
+                probed["content"] = _PROBE
+            probed_turns.append(probed)
+        return _PROBE in self.text(probed_turns, tools)
 
     def key_changes_text(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
         """Tell whether the rendered text changes if a key of the last turn is left out.
@@ -226,10 +239,10 @@ class ChatTemplate:
         """
         if re.search(rf"\b{re.escape(key)}\b", self._template_text(tools)) is None:
             return False
-        last = dict(turns[-1])
-        del last[key]
+        last_without_key = dict(turns[-1])
+        del last_without_key[key]
         try:
-            return self.text(turns, tools) != self.text([*turns[:-1], last], tools)
+            return self.text(turns, tools) != self.text([*turns[:-1], last_without_key], tools)
         except TemplateFailed:  # some refuse a chat that ends with such a turn
             return True
 
@@ -254,12 +267,16 @@ class ChatTemplate:
         If the template fails on tool calls whose arguments are mappings, or writes them as Python
         does, it is rendered again with the arguments as JSON text.
 
+        Returns:
+            The text, and the spans in characters; empty without `marks`.
+
         Raises:
             TemplateFailed: The template refuses the conversation, or fails.
         """
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        turns_with_json = _with_json_arguments(turns)
         try:
             texts, spans = render_jinja_template(
                 conversations=[list(turns)],
@@ -279,8 +296,8 @@ class ChatTemplate:
             OverflowError,
             RecursionError,
         ) as error:
-            with_json = _with_json_arguments(turns)
-            if not isinstance(error, TypeError) or with_json == list(turns):
+            # A template that joins the arguments to a text raises TypeError for a mapping.
+            if not isinstance(error, TypeError) or turns_with_json == list(turns):
                 message = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
                 raise TemplateFailed(
                     f"cannot be written by the chat template: {message}"
@@ -289,8 +306,9 @@ class ChatTemplate:
             if not _has_python_arguments(texts[0], turns):
                 begins_and_ends = spans[0] if marks else ()
                 return texts[0], [(int(begin), int(end)) for begin, end in begins_and_ends]
-            with_json = _with_json_arguments(turns)
-        return self._render(with_json, tools, generation_prompt=generation_prompt, marks=marks)
+        return self._render(
+            turns_with_json, tools, generation_prompt=generation_prompt, marks=marks
+        )
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
@@ -309,7 +327,10 @@ def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _has_python_arguments(text: str, turns: Sequence[Message]) -> bool:
-    """Tell whether a text has a tool call's arguments as a Python dict, not as JSON."""
+    """Tell whether a text has a tool call's arguments as a Python dict, not as JSON.
+
+    Such as `{'city': None}` for `{"city": null}`. The first call whose dict is in the text decides.
+    """
     for turn in turns:
         for call in turn.get("tool_calls") or ():
             arguments = call.get("function", {}).get("arguments")
@@ -321,7 +342,8 @@ def _has_python_arguments(text: str, turns: Sequence[Message]) -> bool:
 def _with_json_arguments(turns: Sequence[Message]) -> list[Message]:
     """Copy turns; the arguments of tool calls become JSON text.
 
-    For templates that write the arguments as they are.
+    For templates that write the arguments as they are. Example: `{"city": "Rome"}` becomes
+    `'{"city": "Rome"}'`; arguments that are texts already stay.
     """
 
     def with_json(call: Any) -> Any:

@@ -36,14 +36,17 @@ def multiple_negatives_ranking(
     """
     unit = functional.normalize(vectors, dim=-1)
     rows = len(unit)
-    # All positives, then all first negatives, and so on: the positive of row i is document i.
+    # 1. The cosine of each anchor with each document, shape (batch, documents). The documents are
+    # all positives, then all first negatives, and so on: the positive of row i is document i.
     documents = unit[:, 1:].transpose(0, 1).flatten(0, 1)
     logits = scale * unit[:, 0] @ documents.T
     logits = logits.masked_fill(false_negatives(texts), -torch.inf)
-    right = torch.arange(rows, device=logits.device)
-    loss = functional.cross_entropy(logits, right)
+
+    # 2. Anchors among documents; and, if symmetric, positives among anchors.
+    own_index = torch.arange(rows, device=logits.device)
+    loss = functional.cross_entropy(logits, own_index)
     if symmetric:
-        return (loss + functional.cross_entropy(logits[:, :rows].T, right)) / 2
+        return (loss + functional.cross_entropy(logits[:, :rows].T, own_index)) / 2
     return loss
 
 
@@ -69,10 +72,14 @@ def false_negatives(texts: Tensor) -> Tensor:
     anchors = texts[:, :1]
     positives = texts[:, 1:2]
     documents = texts[:, 1:].T.reshape(-1)
+
+    # 1. A document that is the anchor itself, or a positive of some row with the same anchor. The
+    # product counts these rows.
     has_same_anchor = (anchors == anchors.T).float()  # (batch, batch)
     is_positive_of = (documents == positives).float()  # (batch, documents)
-    # The product counts the rows with the same anchor whose positive a document is.
     belongs = (documents == anchors) | (has_same_anchor @ is_positive_of > 0)
+
+    # 2. But the row's own positive: document i of row i.
     belongs[:, :rows].fill_diagonal_(False)
     return belongs
 

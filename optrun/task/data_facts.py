@@ -111,6 +111,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
     """
     sources: dict[str, SplitFacts] = {}
     evals: dict[str, SplitFacts] = {}
+    # 1. A mixture: each source, then their sum.
     if isinstance(task.train, MixedExamples):
         assert isinstance(source, MixedSource)
         for name, examples in task.train.sources.items():
@@ -125,11 +126,14 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
         }
         count = len(task.train)
         train = SplitFacts("data.mixture", count, count, None, [], None, labels)
+    # 2. One source.
     else:
         train = _split_facts(task, task.train, source.train.key, tokenizer, None)
         for name, examples in task.eval_sets.items():
             key = source.eval_sets[name].key
             evals[name] = _split_facts(task, examples, key, tokenizer, task.train)
+
+    # 3. Refuse a tokenizer that does not know the texts.
     for split in (train, *sources.values(), *evals.values()):
         if split.unknown_share is not None and split.unknown_share > MAX_UNKNOWN:
             raise ConfigError(
@@ -164,7 +168,8 @@ def _split_facts(
     """
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
-    # Packed blocks of whole documents have these as `documents`.
+
+    # Truncation and unknown tokens are those of the documents, if blocks are packed from them.
     documents = getattr(examples, "documents", examples)
     ids = _flat_array(documents, "input_ids")
     unknown_share = None
@@ -209,9 +214,12 @@ def _flat_array(examples: object, name: str) -> np.ndarray | None:
     """Return an array, such as `input_ids`, of all examples joined, one after another.
 
     For pairs that of the chosen answers, and for texts with targets that of the texts. Examples
-    that a selection left out are included. None if the examples have no such array.
+    that a selection left out are included. None if the examples have no such array, as those of a
+    stream.
+
+    Example: texts with the ids [5, 6], [7] and [8, 9, 4] give [5, 6, 7, 8, 9, 4].
     """
-    while isinstance(examples, Selected):
+    while isinstance(examples, Selected):  # the selected ones of selected ones
         examples = examples.examples
     if isinstance(examples, Joined):
         examples = examples.first
@@ -226,12 +234,12 @@ def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
     `task.limits` has a limit for the examples; for pairs one for the chosen and one for the
     rejected answers, for texts with targets one for each.
     """
-    parts = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
-    for part, limit in zip(parts, task.limits, strict=False):
-        lost = getattr(part, "lost", None)
+    sides = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
+    for side, limit in zip(sides, task.limits, strict=False):
+        lost = getattr(side, "lost", None)  # the tokens cut off each example
         if lost is None or not lost.any():
             continue
-        full_lengths = part.lengths + lost
+        full_lengths = side.lengths + lost
         yield CutFacts(
             limit,
             rows=int((lost > 0).sum()),
@@ -278,21 +286,24 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
     The counts of labelled tokens are cached.
     """
     classes = task.labels
-    values = _labels_of(task, examples)
-    if values is None or not len(values) or not classes:
+    labels = _labels_of(task, examples)
+    if labels is None or not len(labels) or not classes:
         return {}
-    if values.ndim == 2:  # sets of labels: 0 or 1 for each class
-        counts = values.sum(axis=0).astype(int).tolist()
+    if labels.ndim == 2:  # sets of labels: 0 or 1 for each class, shape (examples, classes)
+        counts = labels.sum(axis=0).astype(int).tolist()
     elif task.unit == "examples":
-        counts = _count_labels(values, len(classes))
-    else:
+        counts = _count_labels(labels, len(classes))
+    else:  # those of tokens may be very many
         key = digest_if_known("labels-1", getattr(examples, "origin", None), str(len(classes)))
-        counts = cached_result(key, lambda: _count_labels(values, len(classes)))
+        counts = cached_result(key, lambda: _count_labels(labels, len(classes)))
     return dict(zip(classes, counts, strict=True))
 
 
 def _labels_of(task: Task, examples: object) -> np.ndarray | None:
-    """Return the labels: one number or set for each example, or one number for each token."""
+    """Return the labels: one number or set for each example, or one number for each token.
+
+    None if the examples have none.
+    """
     if isinstance(examples, Examples) and task.unit == "examples":
         return examples.scalars.get("labels")
     labels: np.ndarray | None = getattr(examples, "labels", None)  # of streams and images

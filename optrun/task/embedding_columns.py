@@ -51,6 +51,8 @@ def text_and_score_columns(
         split = source.train
     columns = source.columns
     loss = f"task.loss={config.loss.value}"
+
+    # 1. Find the columns; that of scores first, since it may be a text column of a usual name.
     score = None
     if config.of_numbers:
         # Only the first usual name that exists: with several, `label_column` would refuse.
@@ -58,6 +60,8 @@ def text_and_score_columns(
         score = label_column(source, split, usual_names)
     negatives = negative_columns(columns, split)
     pair = pair_columns(columns, split, (*negatives, score))
+
+    # 2. Refuse what the loss does not read, and what it lacks.
     if score is None:
         _refuse_unused_scores(columns, split, loss)
     elif negatives:
@@ -147,20 +151,25 @@ def pair_columns(
     Raises:
         ConfigError: A configured column is missing; no pair fits, or several do.
     """
+    # 1. Both are configured.
     configured = [named_column(columns, key, split) for key in KEYS]
     first, second = configured
     if first is not None and second is not None:
         return first, second
+
+    # 2. One pair of usual names is there; or there are two text columns, in the order of the
+    # columns, unless the configured one is the second of them.
     names = split.rows.column_names
     usual_pairs = [pair for pair in USUAL_PAIRS if pair[0] in names and pair[1] in names]
     candidates = _agreeing_pairs(usual_pairs, first, second)
     texts = [name for name in string_columns(split) if name not in taken]
     if not candidates and len(texts) == 2:
-        # In the order of the columns, unless the configured one is the second of them.
         both_orders = list(permutations(texts, 2))
         candidates = _agreeing_pairs(both_orders, first, second)[:1]
     if len(candidates) == 1:
         return candidates[0]
+
+    # 3. No pair, or several.
     missing = [f"data.{key}" for key, name in zip(KEYS, configured, strict=True) if name is None]
     verb = "is" if len(missing) == 1 else "are"
     problem = "no two columns with usual names of a pair"
@@ -175,7 +184,12 @@ def pair_columns(
 def _agreeing_pairs(
     pairs: Sequence[tuple[str, str]], first: str | None, second: str | None
 ) -> list[tuple[str, str]]:
-    """Select the pairs with the configured first and second column; None: any column."""
+    """Select the pairs with the configured first and second column; None: any column.
+
+    Example:
+        >>> _agreeing_pairs([("query", "answer"), ("question", "answer")], "query", None)
+        [('query', 'answer')]
+    """
     return [pair for pair in pairs if first in (None, pair[0]) and second in (None, pair[1])]
 
 

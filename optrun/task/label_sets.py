@@ -36,8 +36,9 @@ _EXPECTED = (
 )
 _INDICATORS = ({"0", "1"}, {"0.0", "1.0"}, {"-1", "1"}, {"false", "true"}, {"no", "yes"})
 """Values of multi-hot lists, which say for each label whether a row has it."""
-_YES = (True, 1, 1.0, "1", "1.0", "true", "True")
-_NO = (False, 0, 0.0, "0", "0.0", "false", "False")
+_YES = (1, "1", "1.0", "true", "True")
+"""Cells of a row that has the label; True and 1.0 are among them, since they equal 1."""
+_NO = (0, "0", "0.0", "false", "False")
 
 
 def label_columns(source: Source, split: Split) -> list[str]:
@@ -116,13 +117,22 @@ def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
 def _indicators_of_lists(
     split: Split, lists: ColumnLabels, class_numbers: ClassNumbers
 ) -> np.ndarray:
-    """Return 1 for each label of each row, else 0; shape (rows, labels), float32."""
+    """Return 1 for each label of each row, else 0; shape (rows, labels), float32.
+
+    Example: the lists ["a"], [] and ["b", "a"] with the classes a and b give
+    [[1, 0], [0, 0], [1, 1]].
+
+    Raises:
+        ConfigError: A label is no class.
+    """
     offsets = lists.offsets
     assert offsets is not None
     indicators = np.zeros((len(offsets) - 1, len(class_numbers.names)), dtype=np.float32)
-    # Row and class number of each label, over all rows one after another.
+    # Row and class number of each label, over all rows one after another: in the example the rows
+    # 0, 2, 2 and the class numbers 0, 1, 0.
     rows = np.repeat(np.arange(len(indicators)), np.diff(offsets))
-    columns = class_numbers.numbers_of_names(split, lists)[lists.indices]
+    number_of_name = class_numbers.numbers_of_names(split, lists)
+    columns = number_of_name[lists.indices]
     indicators[rows, columns] = 1
     return indicators
 
@@ -137,15 +147,19 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
         ConfigError: Fewer than two columns, a column that is named twice, or that is no class of
             the checkpoint; two columns of one class; a cell that is not 0 or 1.
     """
+    # 1. The classes are the columns.
     names = label_columns(source, source.train)
     if len(set(names)) < len(names) or len(names) < 2:
         raise ConfigError(
             f"data.label_columns={names}: expected two columns or more, each of them once."
         )
     column_of_class = {name: name for name in names}
+
+    # 2. Or the classes are those of a model, and each column is one of them.
     if source.classes is not None or source.head_classes is not None:
         classes = _classes_of_columns(source, names)
         table = LabelTable(classes)
+        # `classes` has all columns: no number is None.
         column_of_class = {classes[table.class_number(name) or 0]: name for name in names}
         if len(column_of_class) < len(names):
             raise ConfigError(
@@ -153,6 +167,8 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
                 f" {', '.join(classes)}. Leave one out."
             )
         names = classes
+
+    # 3. Read the column of each class.
     indicators = {}
     for split in source.splits:
         label_columns(source, split)  # marks them as read, refuses a missing one

@@ -64,6 +64,9 @@ def _label_indices(
 
     The index of a label counts the labels that appear before it for the first time.
 
+    Example: the rows "b", "a", "b" give [0], [1], [0]; the rows ["b", "a"], [], ["c", "b"] give
+    [0, 1], [], [2, 0]. `index_of` is {"b": 0, "a": 1} and {"b": 0, "a": 1, "c": 2} then.
+
     Args:
         split: The rows.
         name: The column.
@@ -75,7 +78,7 @@ def _label_indices(
         ConfigError: A row without a label, or without a list of labels; -1 for a `ClassLabel`; more
             than `MOST_LABELS` labels in a stream.
     """
-    declared = declared_names(split.rows.features[name])
+    declared = declared_names(split.rows.features[name])  # of a `ClassLabel`
     for row, value in enumerate(require_values(split, name)):
         # 1. The labels of the row, as the column has them.
         labels = value
@@ -85,7 +88,8 @@ def _label_indices(
             raise ConfigError(
                 f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
             )
-        # 2. Values that are no label.
+
+        # 2. Refuse values that are no label.
         if any(isinstance(label, str) and not label.strip() for label in labels):
             raise ConfigError(
                 f"{split.where(row)} has an empty label in column {name}. Leave it out of the data;"
@@ -93,13 +97,16 @@ def _label_indices(
             )
         if declared and -1 in labels:
             raise _unlabelled_error(split, name, "-1", _count_of(split, name, -1))
-        # 3. Their names, and the indices of these.
+
+        # 3. Their names, and the indices of these; a new name gets the next index.
         indices = []
         for label in labels:
             if not isinstance(label, str):  # a text is its own name
                 label = label_text(label, declared, name, split.where(row))
             indices.append(index_of.setdefault(label, len(index_of)))
         yield indices
+
+        # 4. Refuse a column of a stream that holds something else than labels.
         if isinstance(split.rows, StreamRows) and len(index_of) > MOST_LABELS:
             raise ConfigError(
                 f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different"
@@ -158,6 +165,7 @@ def row_labels(split: Split, name: str) -> ColumnLabels:
         index_of: dict[str, int] = {}
         one_index_each = chain.from_iterable(_label_indices(split, name, index_of))
         indices = np.fromiter(one_index_each, np.int32, len(split.rows))
+        # A `ClassLabel` has no such marks but -1, which is refused already.
         if not declared_names(split.rows.features[name]):
             labels = ColumnLabels(list(index_of), indices)
             _refuse_unlabelled(split, name, labels)
@@ -206,7 +214,8 @@ def _refuse_missing(split: Split, name: str, labels: ColumnLabels) -> None:
     """
     missing = [label for label in labels.names if label.strip().lower() in _MISSING]
     others = [label for label in labels.names if label not in missing]
-    if missing and others and all(_parse_number(label) is not None for label in others):
+    others_are_numbers = all(_parse_number(label) is not None for label in others)
+    if missing and others and others_are_numbers:
         # The names are in the order of their first rows.
         row = labels.first_row_of(labels.names.index(missing[0]))
         raise ConfigError(
@@ -221,15 +230,23 @@ def _refuse_unlabelled(split: Split, name: str, labels: ColumnLabels) -> None:
     -100 always means "no label". -1 does if it is the only negative number beside 0, 1 and 2; "-"
     does beside two or more other labels.
 
+    Example: the labels 0, 1, 2 and -1 are refused, since classes count from 0. -1, 0 and 1 pass, as
+    negative, neutral and positive; -2, -1, 0, 1 and 2 pass as grades.
+
     Raises:
         ConfigError: With the mark and how often it appears.
     """
     numbers = {label: _parse_number(label) for label in labels.names}
-    negative = [label for label, number in numbers.items() if number is not None and number < 0]
+    # 1. -100
     marks = [label for label in labels.names if numbers[label] == -100]
+
+    # 2. -1
+    negative = [label for label, number in numbers.items() if number is not None and number < 0]
     is_minus_one_alone = [numbers[label] for label in negative] == [-1.0]
     if is_minus_one_alone and {0.0, 1.0, 2.0} <= set(numbers.values()):
         marks += negative
+
+    # 3. "-"
     if "-" in labels.names and len(labels.names) > 2:
         marks.append("-")
     if marks:
@@ -440,21 +457,24 @@ def _class_number_by_value(names: Sequence[str]) -> dict[float, int]:
         >>> _class_number_by_value(["1 star", "2 stars"]), _class_number_by_value(["no", "yes"])
         ({1.0: 0, 2.0: 1}, {})
     """
-    values = {}
+    # 1. Names that are numbers.
+    number_of_value = {}
     for number, name in enumerate(names):
         value = _parse_number(name)
         if value is not None:
-            values[value] = number
-    if values:
-        return values
+            number_of_value[value] = number
+    if number_of_value:
+        return number_of_value
+
+    # 2. Names that contain one number each, which count from 0 or 1.
     for number, name in enumerate(names):
         digits = re.findall(r"\d+", name)
         if len(digits) != 1:
             return {}
-        values[float(digits[0])] = number
+        number_of_value[float(digits[0])] = number
     count = len(names)
-    if sorted(values) in (list(range(count)), list(range(1, count + 1))):
-        return values
+    if sorted(number_of_value) in (list(range(count)), list(range(1, count + 1))):
+        return number_of_value
     return {}
 
 
@@ -490,14 +510,19 @@ class LabelTable:
 
     def class_number(self, label: str) -> int | None:
         """Return the number of a label, see `LabelTable`; None: it is no class."""
+        # 1. By name.
         if label in self._exact:
             return self._exact[label]
         folded = label.strip().casefold()
         if folded in self._folded:
             return self._folded[folded]
+
+        # 2. By the number in the name of a class: "3" is "3 stars".
         value = _parse_number(label)
         if self._by_value and value is not None:
             return self._by_value.get(value)
+
+        # 3. By the number of the class: "1" and "LABEL_1".
         position = _BY_NUMBER.fullmatch(label.strip())
         if position is not None and int(position[1]) < self._count:
             return int(position[1])

@@ -118,7 +118,8 @@ class LanguageModel(Task):
         end = [] if adds_special else after
 
         def encode_texts(texts: list[str], cut: bool) -> dict[str, list[Any]]:
-            batch = [_without_ends(text, begin_token, end_token) for text in texts]
+            # A begin or end token that a text has already is removed; "" removes nothing.
+            batch = [text.removeprefix(begin_token).removesuffix(end_token) for text in texts]
             if longest is None:
                 ids = _whole_rows(batch, tokenizer, (before, after), adds_special=adds_special)
                 return {"input_ids": ids}
@@ -178,16 +179,6 @@ class LanguageModel(Task):
         )
         self.notes += blocks.notes
         return blocks
-
-
-def _without_ends(text: str, begin: str, end: str) -> str:
-    """Remove one begin and one end token from a text, if they are there; "" removes nothing.
-
-    Example:
-        >>> _without_ends("<s>a b</s>", "<s>", "</s>"), _without_ends("a b", "<s>", "")
-        ('a b', 'a b')
-    """
-    return text.removeprefix(begin).removesuffix(end)
 
 
 def _whole_rows(

@@ -77,7 +77,7 @@ class Seq2SeqLm(Task):
             split: The rows.
             tokenizer: Of the model.
             limit: Rows to take; None: all.
-            seed: Decides which rows; None: the same ones for every run.
+            seed: Draws the rows if they are limited; None: the same draw in every run.
 
         Raises:
             ConfigError: A text or a target without a token.

@@ -164,7 +164,7 @@ class TokenClassification(Task):
             split: The rows.
             words_per_row: Number of words of each row.
             limit: The largest number of rows; None: all.
-            seed: Picks random rows if they are limited; None: the first ones are taken.
+            seed: Draws the rows if they are limited; None: the same draw in every run.
 
         Raises:
             ConfigError: There are rows, and none has a word.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 
@@ -66,11 +66,7 @@ class Batches:
             self._steps.close()
             self._steps = None
 
-    def explain_worker_failures(self) -> AbstractContextManager[None]:
-        """Return a context to explain errors of workers, with the step and its examples."""
-        return failures.explain_worker_failure(self._steps_before, self._next_examples)
-
-    def _steps_before(self) -> int:
+    def steps_before(self) -> int:
         """Count the optimizer steps before the step of the next fetch.
 
         Fetching may be a step ahead of the counters of the state.
@@ -84,7 +80,7 @@ class Batches:
             return self.setup.state.position
         return self._position
 
-    def _next_examples(self) -> str:
+    def next_examples(self) -> str:
         """List the numbers of the first 16 examples of the next step, over all ranks.
 
         Example: "3, 17, 4", or with more than 16 examples "3, 17, ..., 8, ...".

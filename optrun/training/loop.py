@@ -106,7 +106,9 @@ class Loop:
         try:
             with (
                 contextlib.closing(self.checkpoints),
-                self.batches.explain_worker_failures(),
+                failures.explain_worker_failure(
+                    self.batches.steps_before, self.batches.next_examples
+                ),
                 contextlib.ExitStack() as stack,
             ):
                 # Python would wait for a stuck worker when it exits.
