@@ -22,9 +22,11 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         optimizer: Optimizer over the model's named parameters.
 
     Returns:
-        Bytes. If the state of the optimizer cannot be predicted, twice the weights are assumed.
+        Bytes. If the state of one parameter cannot be predicted, that of all is assumed to be twice
+        the trained weights, as Adam's.
     """
     weights = sum(tensor.nbytes for tensor in model_tensors(model).values())
+    # The state of each trained parameter, where its size is known.
     state_sizes = [count for count in state_bytes(optimizer).values() if count is not None]
     trained: list[torch.Tensor] = []
     for group in optimizer.param_groups:

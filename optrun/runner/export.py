@@ -53,10 +53,11 @@ def write_model(
 
     An adapter is written in peft's form, without its base. If the base was initialised from a seed
     (`base` is None), nobody else could load it: a copy of the model is merged and written whole.
+    An embedding model also gets the files of sentence-transformers.
 
     Args:
         folder: Where to write; new or empty.
-        model: The transformers model.
+        model: The transformers model; not changed.
         tokenizer: Its tokenizer or image processor, or None.
         summary: Summary of the run, for the card.
         config: Resolved configuration of the run, for the card.
@@ -69,6 +70,7 @@ def write_model(
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    # 1. The weights.
     facts = task_card(config)
     adapter = adapter_of(model)
     if adapter is not None and adapter.base is not None:
@@ -78,6 +80,7 @@ def write_model(
             facts = replace(facts, arguments={"num_labels": model.config.num_labels})
     else:
         _write_whole_model(folder, model)
+    # 2. What goes with them.
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
     if facts is not None and facts.embeds:
@@ -125,9 +128,12 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
 
 
 def task_card(config: Mapping[str, object]) -> TaskCard | None:
-    """Return the task's part of the model card.
+    """Return the task's part of the model card: its title, how to load and to call the model.
 
     None if the configuration names no task, or one that is not registered here.
+
+    Args:
+        config: The resolved configuration of the run.
     """
     task = config.get("task")
     if not isinstance(task, Mapping) or "name" not in task:
@@ -196,16 +202,18 @@ def gather_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None
     import torch
     import torch.distributed as dist
 
+    # 1. Gather. Each step of this iterator is a collective, so every rank goes on to its end: also
+    # the others, which keep nothing, and rank 0 after an error of the disk.
     gathered = gather_full_tensors(all_tensors(model).items())
     try:
         if dist.get_rank() == 0:
             with storage_errors(folder):
                 tensors = tensors_on_disk(gathered, folder)
     finally:
-        # After an error of the disk the rest is gathered, too: the other ranks take part in it.
         deque(gathered, maxlen=0)
-    if dist.get_rank():
+    if dist.get_rank() != 0:
         return None
+    # 2. Build a model without weights, and give it the gathered ones.
     with torch.device("meta"):
         merged_model: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
         inject_same_adapter(model, merged_model)
@@ -255,7 +263,7 @@ def export(
         note: Called with each note for the user.
 
     Returns:
-        Name of the transformers class that loads the model, or the adapter's base.
+        Name of the transformers class that loads the model; for an adapter, that of its base.
 
     Raises:
         ConfigError: `merged` without an adapter, or the base of the adapter was moved or changed.
@@ -263,6 +271,7 @@ def export(
             the model class.
         StorageError: The disk refused the write.
     """
+    # 1. The model.
     refuse_damaged(run.tokenizer)
     model, snapshot = load_trained_model(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
@@ -281,15 +290,17 @@ def export(
     quantization = (snapshot.metadata.adapter or {}).get("quantization")
     if quantization is not None:
         note(_explain_quantised_base(quantization, merged=merged))
+    # 2. The tokenizer.
     tokenizer = _load_tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
+    # 3. The summary. The card describes the weights of this checkpoint, not those of the end of the
+    # run.
     summary = try_read_summary(run.summary)
     step = snapshot.global_step
     counters = snapshot.metadata.train
     best = describe_best(summary)
     if best.startswith(f"best: step {step:,} "):
         note(best)
-    # The card describes the weights of this checkpoint, not those of the end of the run.
     summary["global_step"] = step
     summary["max_steps"] = snapshot.metadata.total_steps
     summary["wall_seconds"] = counters["seconds"]

@@ -18,7 +18,7 @@ def temporary_folder_of(folder: Path) -> Path:
 
 @contextmanager
 def write_through_temporary(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """Yield an empty temporary folder; it becomes `folder` when the block ends.
+    """Yield an empty temporary folder beside `folder`; it gets that name when the block ends.
 
     An error in the block deletes the temporary folder and leaves `folder` as it was.
 

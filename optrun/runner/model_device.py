@@ -28,6 +28,7 @@ def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.devi
         ConfigError: The attention mixes documents, or cannot be checked because the model is to be
             sharded.
     """
+    # The key that asks to keep packed documents apart; None: nothing to check here.
     key = config.task.keeps_apart if needs_device(model) else None
     if not isinstance(config.distributed, FsdpConfig):
         model.to(device)

@@ -42,6 +42,7 @@ def load_trained_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     snapshot = read_checkpoint(checkpoint)
+    # The class and configuration of transformers.
     values = dict(snapshot.metadata.model_config)
     name = snapshot.metadata.model_class
     kind = getattr(transformers, name, None)
@@ -51,6 +52,7 @@ def load_trained_model(
             f" ({transformers.__version__})."
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    # The model, in the dtype of the checkpoint.
     if snapshot.metadata.adapter is None:
         floats = (tensor for tensor in snapshot.model.values() if tensor.is_floating_point())
         dtype = next((tensor.dtype for tensor in floats), None)
@@ -67,7 +69,10 @@ def load_trained_model(
 
 
 def generation_values(model: PreTrainedModel) -> PlainDict | None:
-    """Return the generation configuration of a model as plain values, or None."""
+    """Return the generation configuration of a model as plain values, for checkpoints.
+
+    Only values that differ from the defaults of transformers; None if the model has none.
+    """
     generation = getattr(model, "generation_config", None)
     if generation is None:
         return None
@@ -79,6 +84,14 @@ def refuse_other_vocabulary(
     run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object
 ) -> None:
     """Refuse a missing tokenizer, and one with other token ids than in training.
+
+    Checkpoints without a record of the tokenizer pass.
+
+    Args:
+        run: The run, for messages.
+        checkpoint: Path of the checkpoint, for messages.
+        snapshot: Its content, with a digest of the tokenizer.
+        tokenizer: The loaded tokenizer or image processor; None: the run has none.
 
     Raises:
         CheckpointError: The message names a way out.

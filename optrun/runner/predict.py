@@ -51,7 +51,7 @@ _USAGE = "optrun predict RUN_DIR data.eval=FILE out=FILE"
 
 
 def valid_keys(task: TaskConfig) -> list[str]:
-    """List the keys of `optrun predict` for a task.
+    """List the keys that `optrun predict` takes for a task, such as `out` and `data.text_column`.
 
     A task that generates text takes `generation.KEY`, except `max_length`, which would count the
     prompt, and `num_return_sequences`, since each row gets one text.
@@ -81,13 +81,18 @@ class Predicted:
 def predict_file(
     config: RunConfig, run: RunDir, checkpoint: Path, typed: PlainMapping
 ) -> Predicted:
-    """Predict every row of a file.
+    """Predict every row of a file, and write them to another file.
+
+    The input is read, and the output file checked, before the model is loaded.
 
     Args:
         config: Configuration of the run, with the changes for this prediction.
         run: The run of the checkpoint.
         checkpoint: A complete checkpoint.
         typed: Typed key -> value, such as `data.eval` and `out`.
+
+    Returns:
+        The written file, the number of rows, and notes for the user.
 
     Raises:
         ConfigError: An option does not fit the task or the rows, or the file exists.
@@ -125,7 +130,12 @@ def _typed_below(prefix: str, typed: PlainMapping) -> PlainDict:
 def _rows_config(typed: PlainMapping, trained: DataConfig) -> FilesConfig:
     """Build the data configuration of the rows: file, format and columns.
 
-    If no column is typed, the columns are those of the training data.
+    If no column is typed, the columns are those of the training data; if one is, all that are not
+    typed are found as for a new file.
+
+    Args:
+        typed: Typed key -> value; those that begin with `data.` count.
+        trained: The data configuration of the run.
 
     Raises:
         ConfigError: No file is named, or a value has another type.
@@ -145,7 +155,7 @@ def _rows_config(typed: PlainMapping, trained: DataConfig) -> FilesConfig:
 
 
 def _output_file(typed: PlainMapping) -> Path:
-    """Return the output file, and check that it can be written.
+    """Return the file of `out=FILE`, and check that it can be made; nothing is written yet.
 
     Raises:
         ConfigError: No file is named, its ending is unknown, its folder is missing, or it exists.
@@ -162,6 +172,11 @@ def _output_file(typed: PlainMapping) -> Path:
 
 def _load_tokenizer(config: RunConfig, run: RunDir) -> Any:
     """Load the tokenizer or image preparation of training; None if the tokenizer is missing.
+
+    Args:
+        config: Configuration of the run; a model from a configuration of the user's names its
+            image preparation there.
+        run: The run, with `tokenizer/`.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -181,11 +196,13 @@ def _predict_rows(predictor: Predictor) -> list[Values]:
     Rows are batched by length, longest first. Random draws are seeded by the run's `seed`; random
     states are restored at the end.
     """
+    # Batches of row numbers, by length.
     inputs = predictor.encode()
     lengths = [len(row.get("input_ids", ())) for row in inputs]
     order = np.argsort(np.negative(lengths), kind="stable")
     size = predictor.config.training.per_device_eval_batch_size
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+    # Predict them. Generation needs the cache of keys and values, a single forward pass does not.
     predictions: list[Values] = [{}] * len(inputs)
     keep_cache = (
         nullcontext() if predictor.generates else without_cache_and_padding_check(predictor.model)
@@ -208,7 +225,7 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
         out: The file; its ending decides the format.
         split: The rows. Columns of bytes are left out.
         predictions: Names of the new columns -> value, for each row.
-        notes: Changed in place: names the columns that were left out.
+        notes: Changed in place: a note names the columns that were left out.
 
     Raises:
         ConfigError: A column has the name of a prediction, or the file appeared meanwhile.
@@ -216,6 +233,7 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
     """
     from datasets import Dataset, concatenate_datasets
 
+    # 1. Refuse a column that would be there twice.
     columns = Dataset.from_list(predictions)
     rows: Any = getattr(split.rows, "dataset", split.rows)
     for name in columns.column_names:
@@ -223,11 +241,12 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
             raise ConfigError(
                 f"{split.key} has a column {name}, and so have the predictions. Rename it."
             )
-    # Images and sounds, too, are bytes to Arrow.
+    # 2. Leave columns of bytes out. Images and sounds, too, are bytes to Arrow.
     binary = [field.name for field in rows.features.arrow_schema if "binary" in str(field.type)]
     if binary:
         notes.append(f"not written beside the predictions: {', '.join(binary)} (bytes)")
         rows = rows.remove_columns(binary)
+    # 3. Write. The outer `storage_errors` also covers the deletion of the temporary folder.
     table = concatenate_datasets([rows, columns], axis=1) if rows.column_names else columns
     with storage_errors(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         temporary = Path(folder) / out.name

@@ -120,7 +120,11 @@ class Predictor(ABC):
         """Find the text column of the rows: the configured one, or the only column of texts.
 
         Args:
-            *others: Columns that are not considered; nor are labels and targets.
+            *others: Columns that are not considered, such as the second text of a pair; nor are
+                labels and targets.
+
+        Returns:
+            Name of the column.
 
         Raises:
             ConfigError: No column holds texts, or several do.
@@ -135,6 +139,9 @@ class Predictor(ABC):
 
     def encode_texts(self, *columns: str) -> list[Inputs]:
         """Tokenize one column of texts, or two columns as pairs, as in training.
+
+        Returns:
+            For each row its inputs of the model, such as `input_ids`.
 
         Raises:
             ConfigError: A value is not a text, or a row has no token.
@@ -185,7 +192,7 @@ class TextClasses(Predictor):
         return self.encode_texts(text, pair)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass; multi-label rows get all labels above 0.5."""
+        """Predict in one forward pass: a number, the likeliest label, or all labels above 0.5."""
         logits = self.run(self.batch(inputs)).logits.float().cpu()
         if self.config.task.of_numbers:
             return [{"prediction": shortest_decimal(number)} for number in logits.reshape(-1)]
@@ -199,6 +206,10 @@ class TextClasses(Predictor):
 
         Args:
             shares: Probabilities, shape (classes,).
+
+        Returns:
+            Such as {"prediction": "pos", "probability": 0.75, "probabilities": {"neg": 0.25, "pos":
+            0.75}}; of several labels a row, "prediction" is a list and "probability" is missing.
         """
         by_label = dict(zip(self.labels, map(shortest_decimal, shares), strict=True))
         if self.config.task.of_sets:
@@ -258,11 +269,18 @@ class WordLabels(Predictor):
         return [self._row_prediction(row, shares[at]) for at, row in enumerate(inputs)]
 
     def _row_prediction(self, row: Inputs, shares: torch.Tensor) -> Values:
-        """Build the prediction of one row.
+        """Build the prediction of one row: the label of each word, and its entities.
+
+        A word has the label of its first token, as in training; None if it was cut off. There are
+        entities only if the labels have a scheme such as BIO.
 
         Args:
             row: Its `words`, and `word_ids`: the word of each token, None for special tokens.
             shares: Probabilities, shape (tokens, classes); padding at the end is not read.
+
+        Returns:
+            `prediction` and `probability`, one a word; `entities` with type, start, end (exclusive,
+            in words) and words.
         """
         words = row["words"]
         labels: list[str | None] = [None] * len(words)
@@ -290,7 +308,7 @@ class Embeddings(Predictor):
         return self.encode_texts(self.text_column())
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass."""
+        """Compute the embedding of each text in one forward pass, pooled as in training."""
         batch = self.batch(inputs)
         outputs = self.run(batch)
         mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
@@ -322,7 +340,8 @@ class TextGeneration(Predictor):
     def encode(self) -> list[Inputs]:
         """Set `self.options`, the generation options, and encode the prompts.
 
-        A prompt that leaves no room for the new tokens is cut on the left.
+        A prompt that leaves no room for the new tokens is cut on the left, to the positions of a
+        decoder minus these. Models with an encoder have no such limit here.
 
         Raises:
             ConfigError: The model cannot generate, an option does not fit, or no room is left for a
@@ -350,6 +369,9 @@ class TextGeneration(Predictor):
     def _options(self, options: Any, positions: int) -> Any:
         """Override the model's GenerationConfig by `generation.KEY`, and add defaults.
 
+        Defaults: the tokenizer's end of text, and `max_target_length` of the task new tokens, else
+        64, at most half of the positions.
+
         Args:
             options: GenerationConfig of the model; changed in place and returned. The `max_length`
                 of a decoder is dropped, since it counts the prompt, too.
@@ -358,6 +380,7 @@ class TextGeneration(Predictor):
         Raises:
             ConfigError: A value does not fit, or has no effect.
         """
+        # Checked alone, so that an error is about what was typed.
         with self._refusing_options():
             type(options)(**self.generation).validate(strict=True)
         options.update(**self.generation, num_return_sequences=1)

@@ -88,7 +88,7 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     """Find the tokenizer to reuse in a resumed run or a branch.
 
     It is reused if the checkpoint was trained with it, its folder is undamaged, and the configured
-    vocabulary has the same size.
+    vocabulary has the same size. Otherwise the result names none, and a tokenizer is trained.
 
     Args:
         opened: The opened checkpoint; without a snapshot nothing is reused.
@@ -221,18 +221,23 @@ def initial_model(
 ) -> tuple[PreTrainedModel, list[str], Mapping[str, Growth]]:
     """Build the model as it is before the first step; new weights come from the seed.
 
+    Under muP, initial weights are scaled by how much larger each parameter is than in the base
+    model (`parametrization.base`). That one is built for it, and thrown away.
+
     Args:
         config: The whole configuration.
         spec: Requirements of task and tokenizer on the model.
         meta: Build it on the meta device, without weights.
 
     Returns:
-        The model, notes, and the growth of each parameter over the base of muP.
+        The model, notes for the user, and the growth of each parameter over the base model, by
+        name; empty without muP.
     """
     parametrized = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=meta)
     if parametrized.base is not None and not meta:
+        # What is drawn for the base model must not change what is drawn later.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             scale_initial_weights(
@@ -243,6 +248,8 @@ def initial_model(
 
 def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:
     """Refuse a mixture if attention puts a batch into one row, and so hides its sources.
+
+    The loss of each source is computed from the rows of its examples.
 
     Raises:
         ConfigError: The message names the key.

@@ -11,7 +11,9 @@ KEY = "push_to_hub"
 
 
 def expect_hub(name: str) -> None:
-    """Refuse an unusable hub name before anything is written.
+    """Refuse a push to the hub that could not work, before anything is written.
+
+    The hub is asked whether it answers. Whether the account may write there is seen at the upload.
 
     Args:
         name: `OWNER/NAME`, or `NAME` below the account that is logged in.
@@ -59,6 +61,7 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
     api = HfApi(library_name="optrun")
     try:
         repository = api.create_repo(name, private=private, exist_ok=True).repo_id
+        # An existing repository keeps its visibility, which must be the one asked for.
         is_private = None if private is None else api.model_info(repository).private
         if is_private is private:
             commit = api.upload_folder(

@@ -43,6 +43,9 @@ def add_reference_log_probs(
 ) -> str | None:
     """Add to preference pairs their log-probabilities under the reference model.
 
+    The reference model of DPO is the model with its start weights. They are gone after the first
+    step, so this is done before it; a resumed run must start from the same weights.
+
     Args:
         task: If it is a preference task with a reference model, its pairs are changed in place.
         model: The model on its device, with the weights that training starts from.
@@ -87,9 +90,18 @@ def _reference_log_probs(
     The cache key has weights, pairs, precision, device, batch size, attention and versions. An
     adapter that leaves its base unchanged is switched off meanwhile. The model's mode is restored.
 
+    Args:
+        task: The task.
+        model: The model with its start weights.
+        pairs: The pairs; not changed.
+        config: Says precision, batch size and attention.
+        device: Where the model is.
+        weights: Digest of the start weights.
+
     Returns:
-        As `Preference.reference` returns them.
+        Of the chosen and the rejected answer, shape (pairs, 2).
     """
+    # 1. What the numbers depend on.
     precision = config.training.precision.value
     size = config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")
@@ -97,6 +109,7 @@ def _reference_log_probs(
     if task.chunked:
         settings += " chunked"  # sums in another order
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
+    # 2. How to compute them, if the cache has none.
     run = Precision(device, precision)
     # Without the adapter the model is the reference model.
     has_adapter = isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base

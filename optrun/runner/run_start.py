@@ -43,7 +43,11 @@ class RunStart:
         self.summary.config_values = dict(request.values)
 
     def write_config(self) -> None:
-        """Write `config.yaml`, and its digest into the summary; not twice for the same values."""
+        """Write `config.yaml`, and its digest into the summary.
+
+        Does nothing if this start has written the same values. If there is no summary yet, the
+        digest is only set in its values, and written with them.
+        """
         if self._written == self.request.values:
             return
         self._written = dict(self.request.values)

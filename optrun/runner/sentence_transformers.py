@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None:
     """Write `modules.json` and the module configurations of sentence-transformers.
 
-    The modules are the transformer, its pooling, and normalization if the model was trained so.
+    With them `SentenceTransformer(folder)` computes the embeddings of training. The modules are the
+    transformer, its pooling, and normalization if the model was trained so.
 
     Args:
         folder: A folder with the model and its tokenizer.

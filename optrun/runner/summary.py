@@ -49,7 +49,14 @@ _OF_THIS_START = (
 
 
 def _code(plugins: Sequence[Mapping[str, object]]) -> dict[str, str]:
-    """Return a digest of optrun's code, and of each plugin by its name."""
+    """Return a digest of optrun's code, and of each plugin by its name.
+
+    Such as {"optrun": "3f0c9a...", "my_optimizer.py": "aa41..."}, 12 hexadecimal digits each.
+
+    Args:
+        plugins: Records of the run's plugins; a plugin is named by its file, else by its
+            distribution or module.
+    """
     digests = {"optrun": provenance.code_digest()}
     for plugin in plugins:
         origin = plugin.get("plugin") or plugin.get("distribution") or plugin.get("module")
@@ -104,19 +111,23 @@ class Summary:
         }
 
     def command(self, *overrides: str, mended: bool = False) -> str:
-        """Compose an `optrun` command line for this run, with its plugins.
+        """Write an `optrun` command line for this run, with its plugins, quoted for a shell.
 
         Args:
             overrides: Overrides at the end of the command.
             mended: Whether a plugin was edited since it was recorded; then the command allows it.
+
+        Returns:
+            Such as "optrun --plugin mine.py resume=auto".
         """
         needed = options(self.values["plugins"])
         return shell.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def inherit_earlier_starts(self) -> None:
-        """Take over the values of earlier starts, such as the first command and the resumes.
+        """Take over the values of earlier starts from `summary.json`, for a run that resumes.
 
-        Does nothing if the summary cannot be read.
+        Such as the first command and the resumes; this start's command is kept for the next entry
+        of `resumes`. Does nothing if the summary is missing or cannot be read.
         """
         before = try_read_summary(self.run.summary)
         if not before:
@@ -183,7 +194,7 @@ class Summary:
     def resumed(
         self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()
     ) -> None:
-        """Add a resume to the list `resumes`, and write the summary.
+        """Add this resume to the list `resumes`, with its time and command, and write the summary.
 
         Args:
             step: Optimizer step of the checkpoint.
@@ -202,9 +213,9 @@ class Summary:
         self.write()
 
     def keep_classes(self, name: str, metrics: MetricAccumulator) -> None:
-        """Store the metrics by class of an evaluation set, if it has any.
+        """Store the metrics by class of an evaluation set, if it has any, for the next write.
 
-        Metrics of an earlier step are dropped. Does nothing before `begin`.
+        Metrics of an earlier step, of all sets, are dropped. Does nothing before `begin`.
 
         Args:
             name: Name of the evaluation set; empty if there is only one.
@@ -222,9 +233,10 @@ class Summary:
         }
 
     def present(self) -> SummaryValues:
-        """Return the current values of the summary of a run in progress.
+        """Return the current values of the summary of a run in progress, to be written.
 
-        Before `begin` only the time is new. Nothing is written or changed.
+        Step, epoch, metrics and speed are read from the state of training; before `begin` only the
+        time is new. Nothing is written or changed.
         """
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
@@ -272,10 +284,14 @@ class Summary:
     def finished(self, stop: StopRequest | None) -> SummaryValues:
         """Return the values of the summary if the run finished now; nothing is written.
 
-        The model card is written from them; then `finish` writes them to the summary.
+        The model card is written from them first, and then `finish` writes them to the summary: a
+        run whose model could not be written is not finished.
 
         Args:
             stop: The request that ended training early; None: all steps are done.
+
+        Returns:
+            The values with status, message and the verdict on generalisation.
         """
         values = {**self.present(), "status": "finished", "message": "", "exit_code": EXIT_DONE}
         values.pop("disk_refused", None)
@@ -288,7 +304,7 @@ class Summary:
         }
 
     def finish(self, values: SummaryValues) -> None:
-        """Record the good end of the run.
+        """Write the values of a finished run to `summary.json`, and keep them.
 
         Args:
             values: The values that `finished` returned.
@@ -331,7 +347,10 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _device(device: torch.device) -> dict[str, str]:
-    """Return the type of the device, its UUID, and the visible CUDA devices."""
+    """Return facts that tell one GPU from another: type, UUID, and the visible CUDA devices.
+
+    `cuda_visible_devices` only if that variable is set, `uuid` only for a CUDA device.
+    """
     facts = {"type": device.type}
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         facts["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -82,6 +82,9 @@ def train(
         owns_process: Whether a second signal may end the process.
         world: The ranks that share the run.
 
+    Returns:
+        The run, the values of its summary and a generated sample, if the task has a prompt.
+
     Raises:
         StoppedEarly: `stop_at` was reached, a signal arrived, or the time is up.
         OptrunError: Any other failure; `summary.json` records message and exit code, too.
@@ -91,6 +94,7 @@ def train(
         RunLock(run.lock) if world.is_main else nullcontext(),
         SignalHandler(owns_process=owns_process, is_rank=world.size > 1) as signal_handler,
     ):
+        # 1. Other ranks than 0: their summary is never written.
         if not world.is_main:
             silent = Summary(run, request, "")
             return _train(
@@ -98,6 +102,7 @@ def train(
                 None,
                 stop_at,
             )
+        # 2. Rank 0: refuse a directory that it must not write to.
         refuse_links(run)
         if resume is None and (run.metrics.exists() or run.checkpoints.exists()):
             raise ConfigError(
@@ -105,6 +110,7 @@ def train(
                 " directory (hydra.run.dir=DIR)."
             )
         refuse_other_formats(run)
+        # 3. Train, and record how the run ended.
         run_id = run_id_of(run) or secrets.token_hex(16)
         summary = Summary(run, request, run_id)
         if resume is not None:
@@ -130,8 +136,9 @@ def draw_curves(path: Path) -> None:
 def _record_end(summary: Summary, display: Display) -> Iterator[None]:
     """Record an error of the block in the summary of the run, and raise it again.
 
-    The summary of a finished run stays as it is until training begins, and a refused configuration
-    is not recorded before that.
+    The status is `interrupted` after StoppedEarly, else `failed`. Before training begins, two
+    things are not recorded: any error of a finished run, whose summary stays as it is, and a
+    refused configuration.
     """
 
     def end(status: str, error: BaseException) -> None:
@@ -252,7 +259,12 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
 
 
 def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
-    """Prepare data and model.
+    """Prepare data and model; a signal ends it at once and loses no step.
+
+    Args:
+        run_start: The start of the run.
+        opened: The checkpoint to continue from, whose tokenizer is reused.
+        revision: Commit of a hub stream, see `pinned_revision`.
 
     Raises:
         StoppedEarly: A signal arrived; the preparation is ended at once.
@@ -280,7 +292,7 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
 
 
 def _report_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) -> Outcome:
-    """Return the outcome of a run without training, when all its steps are done.
+    """Return the outcome of a finished run that was resumed with no step left to train.
 
     Args:
         run_start: The start of the run.
@@ -331,12 +343,14 @@ def _write_before_first_step(
     start = assembled.start
     checkpoint = run_start.config.checkpoint
     state = setup.state
+    # 1. Configuration, tokenizer and summary.
     if start.fork is not None:
         summary.values["branch"] = start.fork.summary()
     run_start.write_config()
     if prepared.tokenizer is not None:
         write_tokenizer(run, prepared.tokenizer)
     summary.begin(setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
+    # 2. The folder of checkpoints.
     if checkpoint.enabled:
         make_checkpoints_dir(run)
         warning = space_warning(
@@ -346,6 +360,7 @@ def _write_before_first_step(
             run_start.display.note(warning)
     if resume is not None:
         summary.resumed(state.global_step, start.changes, assembled.notes)
+    # 3. The metrics: those of the steps that are done are kept.
     if state.global_step and start.fork is None and not run.metrics.exists():
         run_start.display.note(
             f"warning: {run.metrics}: missing: its lines up to step {state.global_step:,} are lost"
@@ -353,8 +368,7 @@ def _write_before_first_step(
     if assembled.is_done:
         truncate_after(run.metrics, state.global_step)
     else:
-        # The line of an unfinished step is still to be written, and lines that existed only
-        # because the run ended there are removed.
+        # The line of an unfinished step is still to be written.
         last_step = -1 if state.is_before_first_step else state.global_step - state.unfinished
         rewind_for_resume(run.metrics, last_step)
 
@@ -364,7 +378,7 @@ def _generate_sample(
 ) -> tuple[str, str] | None:
     """Generate a sample: the task's prompt and its continuation.
 
-    None if the task has no prompt. An error is noted, and the sample left out.
+    None if the task has no prompt, or if generation fails: then `note` gets a warning.
     """
     try:
         with plain_attention(model):

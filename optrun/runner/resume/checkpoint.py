@@ -74,11 +74,12 @@ class OpenedCheckpoint:
     def set_aside_skipped(self) -> list[str]:
         """Rename the skipped checkpoints, when the run is sure to continue.
 
-        The pointers `best` and `last` are deleted if they name one of them or nothing; the next
-        save writes them anew.
+        The files `best` and `last` are deleted if they name one of them or nothing; the next save
+        writes them anew.
 
         Returns:
-            Notes for the user.
+            A note for the user on each, such as "step-00000100 was renamed to
+            damaged-step-00000100-1".
         """
         notes = []
         for folder, why in self.skipped.items():
@@ -103,7 +104,11 @@ def open_checkpoint_to_resume(
         run_start: The start of the run; its lock is held.
         resume: The run and checkpoint of `resume=`; None: a new run.
 
+    Yields:
+        The checkpoint with its snapshot, the same on every rank.
+
     Raises:
+        ConfigError: As `open_checkpoint`.
         CheckpointError: As `open_checkpoint`; or the parent checkpoint is gone, damaged or changed.
     """
     world = run_start.world
@@ -112,7 +117,7 @@ def open_checkpoint_to_resume(
     with ExitStack() as stack:
 
         def pick() -> tuple[Path | None, Trunk | None, Path | None]:
-            """Pick the checkpoint on rank 0, and write the configuration of a new run.
+            """Set `opened` on rank 0, and write the configuration of a new run.
 
             Returns:
                 `folder`, `trunk` and `started_from` of `opened`, for the other ranks.
@@ -123,6 +128,7 @@ def open_checkpoint_to_resume(
                     f"{name} was removed: left by a process that was killed while it wrote"
                 )
             trunk = Trunk.parse(config.branch_from)
+            # 1. A run to resume.
             if resume is not None:
                 opened = open_checkpoint(
                     run_start.run,
@@ -132,6 +138,8 @@ def open_checkpoint_to_resume(
                 )
                 for note in (*resume.notes, *opened.notes):
                     run_start.display.note(note)
+            # 2. A new run, or one that ended before its first save: from its trunk, if it is a
+            # branch, else from step 0.
             if opened.snapshot is None:
                 if trunk is not None:
                     stack.enter_context(reading(trunk.folder))
@@ -145,6 +153,7 @@ def open_checkpoint_to_resume(
             return opened.folder, opened.trunk, opened.started_from
 
         folder, trunk, started_from = world.call_on_main(pick)
+        # Other ranks read what rank 0 has verified.
         if folder is not None and not world.is_main:
             if trunk is not None:
                 stack.enter_context(reading(trunk.folder))
@@ -157,8 +166,9 @@ def open_checkpoint_to_resume(
 def refuse_links(run: RunDir) -> None:
     """Refuse links and special files, so that a run writes only inside its directory.
 
-    Checkpoints are left out, because links among them are never followed. The library of a tracker
-    may link to its own files.
+    Files and folders that a run does not write are left alone, and so are those in `checkpoints/`,
+    because links among them are never followed. The library of a tracker may link to files inside
+    the run directory, and have special files.
 
     Raises:
         StorageError: One of the run's files or folders is a link or no regular file.
@@ -181,6 +191,7 @@ def refuse_links(run: RunDir) -> None:
                 raise StorageError(
                     f"{path}: {kind}; expected a regular file, which this run writes. Remove it."
                 )
+        # `os.walk` enters the folders that are left in its list.
         folders[:] = [name for name in folders if Path(folder, name) != run.checkpoints]
 
 
@@ -199,6 +210,10 @@ def open_checkpoint(
 ) -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it, without changing the disk.
 
+    In this order: the checkpoint that `resume=` names; the newest of the run that is undamaged, its
+    own and finite; nothing, if the run never saved one. Later or damaged checkpoints are only
+    listed, in `skipped`.
+
     Args:
         run: The run directory; its lock is held.
         resume: The run and checkpoint of `resume=`.
@@ -206,8 +221,7 @@ def open_checkpoint(
         first: Where the run starts without a checkpoint, for messages.
 
     Returns:
-        The named checkpoint, else the newest undamaged one. Without a snapshot if the run ended
-        before its first save, or saves nothing: then it starts over.
+        The checkpoint, verified; without a snapshot if the run starts over.
 
     Raises:
         CheckpointError: The named checkpoint is damaged or of another run; or all checkpoints are,
@@ -216,6 +230,7 @@ def open_checkpoint(
     """
     folders = checkpoint_folders(run)
     run_id = run_id_of(run)
+    # 1. The named one.
     if resume.checkpoint is not None:
         refuse_foreign(resume.checkpoint, run_id)
         snapshot = _load_usable(resume.checkpoint, config)
@@ -227,6 +242,7 @@ def open_checkpoint(
         return OpenedCheckpoint(
             snapshot, resume.checkpoint, None, resume.started_from, notes, skipped
         )
+    # 2. The newest one that is usable.
     faults = []
     skipped = {}
     for folder in folders:
@@ -240,6 +256,7 @@ def open_checkpoint(
         notes = [f"{fault} Passed over." for fault in faults]
         notes.append(f"resuming from {folder}")
         return OpenedCheckpoint(snapshot, folder, None, resume.started_from, notes, skipped)
+    # 3. None: start over only if nothing is lost by that.
     if faults:
         reasons = "".join(f"\n  {fault}" for fault in faults)
         raise CheckpointError(
@@ -265,6 +282,8 @@ def _is_lazy(config: RunConfig) -> bool:
 def _load_usable(folder: Path, config: RunConfig) -> Snapshot:
     """Read a checkpoint, and refuse one with NaN or infinite weights.
 
+    Frozen weights and the optimizer's state are not checked for these.
+
     Raises:
         CheckpointError: It is damaged, or a trained weight is NaN or infinite and
             `checkpoint.allow_nonfinite` is false.
@@ -287,6 +306,9 @@ def _load_usable(folder: Path, config: RunConfig) -> Snapshot:
 
 def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
     """Refuse to start over if checkpoints of earlier starts were deleted.
+
+    Two traces show that: other files in `checkpoints/`, such as `last`; or metrics of a run that
+    saves, without the folder.
 
     Args:
         run: A run without checkpoints.

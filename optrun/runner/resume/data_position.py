@@ -29,13 +29,16 @@ _OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> PlainDict:
     """Describe a plan as plain values for checkpoints.
 
-    `grouped` says whether examples of like length share a step. `parts` maps each file of a stream,
-    or each source of a mixture, to its digest; other examples have none.
-
     Args:
         plan: Which examples each step sees.
         fingerprint: Digests of training and evaluation examples, joined by a dash.
-        examples: The training examples.
+        examples: The training examples; None: not known, so without `parts`.
+
+    Returns:
+        Number and order of the examples, and the division into steps: `batch_size` is a
+        micro-batch, `accumulation` the micro-batches of a step over all ranks. `grouped` says
+        whether examples of like length share a step. `parts` maps each file of a stream, or each
+        source of a mixture, to its digest; other examples have none.
     """
     values: PlainDict = {}
     if hasattr(examples, "source_digests"):
@@ -55,8 +58,8 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> P
 def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
     """Return the commit of a hub stream; None if the data is no hub stream.
 
-    It is the checkpoint's commit if the configuration still names the same data, else the hub's
-    newest one.
+    It is the checkpoint's commit if the configuration still names the same data, else the newest
+    one, for which the hub is asked.
 
     Args:
         config: The configuration now.
@@ -106,6 +109,9 @@ def class_names(model_config: PlainMapping) -> list[str]:
 def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes) -> None:
     """Refuse other examples without a changed key, and other token ids or classes in any case.
 
+    A user who changes `data` or `task` asks for other examples. If they differ without that, a file
+    was edited, and the run would go on with what nobody chose.
+
     Args:
         saved: Metadata of the checkpoint.
         now: Metadata for the next checkpoint; `plan`, `tokenizer` and `model_config` are compared.
@@ -114,7 +120,7 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     Raises:
         ConfigError: The message names the changed keys, or says that files changed.
     """
-    differences = ", ".join(
+    causes = ", ".join(
         key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed"
     )
     # 1. Files of a stream, or sources of a mixture.
@@ -126,8 +132,8 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         )
     # 2. Token ids.
     if saved.tokenizer not in (None, now.tokenizer):
-        if differences:
-            why = f"{differences}: with this change"
+        if causes:
+            why = f"{causes}: with this change"
             remedy = "Start a new run."
         else:
             why = "RUN_DIR/tokenizer is missing or damaged, and from this data"
@@ -141,7 +147,7 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     classes_now = class_names(now.model_config)
     if classes_before and classes_before != classes_now:
         raise ConfigError(
-            f"{differences or 'the data'}: with this change the classes are"
+            f"{causes or 'the data'}: with this change the classes are"
             f" {list_names(classes_now, 12)}, but the trained weights predict"
             f" {list_names(classes_before, 12)}, in this order: they would mean other labels. Start"
             " a new run."
@@ -165,6 +171,11 @@ def _name_changed_parts(before: Plan, now: Plan) -> str:
 
     Empty if there are none, or if a plan has no parts. If no path is the same, all files moved to
     another folder, and are compared by their names.
+
+    Example:
+        >>> before = {"parts": {"a.txt": "01", "b.txt": "02"}}
+        >>> _name_changed_parts(before, {"parts": {"a.txt": "01", "b.txt": "03"}})
+        'b.txt'
     """
     parts_before = before.get("parts")
     parts_now = now.get("parts")
@@ -221,7 +232,14 @@ def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource
 def plan_of_steps(plan: Plan) -> PlainDict:
     """Return the values of a plan for comparing the examples of each step.
 
-    Batch size and accumulation are replaced by their product, `examples a step`.
+    Two plans are equal then if only the division of a step into micro-batches differs.
+
+    Args:
+        plan: From `plan_values`; not changed.
+
+    Example:
+        >>> plan_of_steps({"seed": 0, "batch_size": 8, "accumulation": 2})
+        {'seed': 0, 'examples a step': 16}
     """
     values = dict(plan)
     values["examples a step"] = values.pop("batch_size") * values.pop("accumulation")
@@ -229,14 +247,12 @@ def plan_of_steps(plan: Plan) -> PlainDict:
 
 
 def describe_other_evaluation(before: str, now: str) -> str | None:
-    """Warn that metrics before and after a resume are of other evaluation rows.
+    """Return a warning if the evaluation rows changed at a resume; None if they are the same.
 
     Args:
-        before: The digests of training and evaluation examples in the checkpoint.
+        before: The digests in the checkpoint: those of training and evaluation examples, joined by
+            a dash.
         now: The digests in force.
-
-    Returns:
-        The warning; None if the evaluation rows are the same.
     """
     if before.split("-")[1] == now.split("-")[1]:
         return None
@@ -256,9 +272,12 @@ def shift_data_position(
     comes twice. With other examples, another order, or examples grouped by length, the rest of the
     epoch is skipped.
 
+    For example, 3 steps of 8 examples saw 24 of an epoch's 100. With 16 a step, training goes on at
+    step 2 of the epoch, which begins with example 32: the 8 before it are left out.
+
     Args:
         before: `plan_values` of the checkpoint.
-        state: Counters of the checkpoint; changed in place.
+        state: Counters of the checkpoint; `data_shift` is changed in place.
         plan: The plan now.
         fingerprint: Digest of the examples now.
 
@@ -269,14 +288,18 @@ def shift_data_position(
     before = {key: value for key, value in before.items() if key != "parts"}
     if plan_of_steps(before) == plan_of_steps(plan_values(plan, fingerprint)):
         return None
+
+    # Where the run was: how many examples of the epoch it has seen.
     old = EpochPlan(
         before["examples"], before["batch_size"], before["accumulation"], before["seed"]
     )
     epoch, step_in_epoch = old.locate(state.position)
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
+
+    # Where it goes on, in steps of the new size.
     if _has_same_order(before, plan, fingerprint):
         size = plan.accumulation * plan.batch_size
-        new_step = min(-(-seen // size), plan.steps_per_epoch)
+        new_step = min(-(-seen // size), plan.steps_per_epoch)  # seen / size, rounded up
         left_out = min(new_step * size, plan.examples) - seen
         position = epoch * plan.steps_per_epoch + new_step
         note = (
@@ -298,6 +321,7 @@ def shift_data_position(
             f"the examples or their order changed{orders}: training continues at the start of a new"
             f" epoch; {left_out:,} examples of epoch {epoch + 1} are left out."
         )
+    # The position is the sum of these three.
     state.data_shift = position - state.global_step - state.passed_steps
     return note
 

@@ -50,9 +50,16 @@ def train_state(metadata: CheckpointMetadata) -> TrainState:
 
 
 def stop_request(metadata: CheckpointMetadata, changes: Changes) -> StopRequest | None:
-    """Return the request to end training early; None if a change makes it obsolete, or without one.
+    """Return the request to end training early that a checkpoint holds, if it still stands.
 
-    A change of training or of its length makes it obsolete.
+    Early stopping or a callback made it. Any change of training or of its length makes it obsolete.
+
+    Args:
+        metadata: Metadata of the checkpoint.
+        changes: Keys that the user changed since.
+
+    Returns:
+        None if there is none, or if it is obsolete: then training goes on.
     """
     if metadata.stop is None or not all(map(is_harmless, changes)):
         return None
@@ -66,12 +73,12 @@ def restore_state(
     changes: Changes,
     on_other_optimizer: OnOtherOptimizer,
 ) -> list[str]:
-    """Load weights, optimizer state, schedule and loss scale.
+    """Load weights, optimizer state, schedule and loss scale of a checkpoint to resume.
 
     Args:
         snapshot: A verified snapshot.
-        model: The model, built from the configuration in force.
-        train_step: Optimizer and schedule, built from the same configuration.
+        model: The model, built from the configuration in force; changed in place.
+        train_step: Optimizer and schedule, built from the same configuration; changed in place.
         changes: Differences between the checkpoint's configuration and the present one.
         on_other_optimizer: Whether to reset or refuse optimizer state that does not fit.
 
@@ -94,10 +101,10 @@ def restore_state(
                 " checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's"
                 " state anew."
             )
-            causes: tuple[str, ...] = ("optimizer.", "param", "model.", "adapter.")
+            key_prefixes: tuple[str, ...] = ("optimizer.", "param", "model.", "adapter.")
             if "optimizer.name" in changes:
-                causes = ("optimizer.name",)  # its options changed with it
-            raise _unfit_error(text, changes, causes) from error
+                key_prefixes = ("optimizer.name",)  # its options changed with it
+            raise _unfit_error(text, changes, key_prefixes) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
     notes += restore_schedule(snapshot.metadata.scheduler, train_step)
     restore_scaler(snapshot, train_step)
@@ -109,11 +116,12 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
 
     Args:
         snapshot: A verified snapshot.
-        model: The model, built from the configuration in force.
+        model: The model, built from the configuration in force; changed in place.
         changes: Differences between the checkpoint's configuration and the one in force.
 
     Returns:
-        The snapshot, with this rank's part of its tensors.
+        The snapshot for what is loaded next. For a sharded model it holds only this rank's part of
+        each tensor; otherwise it is the given one.
 
     Raises:
         ConfigError: A changed key made the weights unfit; the message names key and tensor.
@@ -160,13 +168,17 @@ def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Cha
 
 
 def _unfit_error(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
-    """Build the error for a checkpoint with weights or states of another shape.
+    """Build the error for a checkpoint with weights or states that do not fit.
 
     Args:
         text: What does not fit.
         changes: Keys that changed since the checkpoint was saved, with old and new value.
         prefixes: Beginnings of the keys that can cause it. A ConfigError names those that changed;
             if none did, the result is a CheckpointError.
+
+    Example:
+        >>> _unfit_error("2 layers.", {"model.n_layer": (2, 4), "lr": (0.1, 0.2)}, ("model.",))
+        ConfigError('model.n_layer=4: 2 layers.')
     """
     causes = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
     if not causes:
@@ -177,7 +189,12 @@ def _unfit_error(text: str, changes: Changes, prefixes: tuple[str, ...]) -> Optr
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     """Load the state of the schedule; a schedule of another kind only takes over the step.
 
-    The history of a plateau schedule is dropped if it is of another metric.
+    If a plateau schedule watches another metric now, it forgets the best value, and the reductions
+    of the lr that it made stay.
+
+    Args:
+        saved: State of the schedule in the checkpoint, by name.
+        train_step: Has the schedule to load it into.
 
     Returns:
         Notes for the user: what was dropped, and whether the next learning rate changes.
@@ -186,30 +203,31 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
         CheckpointError: The state of the schedule cannot be read.
     """
     scheduler = train_step.scheduler
-    state = scheduler.state_dict()
+    new_state = scheduler.state_dict()
     notes = []
     try:
-        if saved["name"] != state["name"]:
-            scheduler.load_state_dict({**state, "global_step": saved["global_step"]})
-        elif _has_other_metric(saved, state):
+        if saved["name"] != new_state["name"]:
+            scheduler.load_state_dict({**new_state, "global_step": saved["global_step"]})
+        elif _has_other_metric(saved, new_state):
             notes.append(
-                f"the schedule {state['name']} watches {state['metric']} from here on: what it saw"
-                f" of {saved['metric']} is forgotten, the reductions it made stay"
+                f"the schedule {new_state['name']} watches {new_state['metric']} from here on: what"
+                f" it saw of {saved['metric']} is forgotten, the reductions it made stay"
             )
             plateau = {**saved["plateau"], "best": None, "num_bad": 0}
             scheduler.load_state_dict({**saved, "plateau": plateau})
         else:
             scheduler.load_state_dict(saved)
-        before = saved["last_lr"]
-        now = scheduler.get_last_lr()
+        # One lr for each parameter group.
+        saved_lrs = saved["last_lr"]
+        lrs = scheduler.get_last_lr()
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{names.CHECKPOINT_STATE}: the schedule's state cannot be read: {error}"
         ) from error
-    if before != now:
+    if saved_lrs != lrs:
         notes.append(
-            f"learning rate of the next step: {rate(max(before))} with the saved configuration,"
-            f" {rate(max(now))} now"
+            f"learning rate of the next step: {rate(max(saved_lrs))} with the saved configuration,"
+            f" {rate(max(lrs))} now"
         )
     return notes
 
@@ -217,10 +235,12 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
 def _has_other_metric(saved: Schedule, state: Schedule) -> bool:
     """Tell whether a plateau schedule watched another metric or direction in the checkpoint.
 
+    False for any other schedule.
+
     Args:
-        saved: State in the checkpoint. Without `mode`, as checkpoints of older versions, it counts
-            as another: it may have watched the other direction.
-        state: State of the present schedule, which has the same name: a plateau as well, or none.
+        saved: State in the checkpoint. Without `mode`, as in checkpoints of older versions, it
+            counts as another: it may have watched the other direction.
+        state: State of the present schedule, which has the same name.
     """
     plateau = saved["plateau"]
     if plateau is None:
@@ -230,7 +250,13 @@ def _has_other_metric(saved: Schedule, state: Schedule) -> bool:
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:
-    """Collect the versions, hardware and kernel; a bit-exact resume needs the same ones."""
+    """Collect the versions, hardware and kernel; a bit-exact resume needs the same ones.
+
+    Args:
+        device: The device that trains.
+        ranks: Number of ranks.
+        kernel: Name of the implementation of the optimizer's step.
+    """
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING_LIBRARIES},
@@ -249,6 +275,9 @@ def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, objec
         metadata: Metadata of the checkpoint. What its environment lacks is not compared; a missing
             number of ranks counts as 1.
         now: The present `environment`.
+
+    Returns:
+        Such as "warning: torch 2.9 then, 2.10 now: the run continues, but ...".
     """
     saved = {"ranks": 1, **(metadata.environment or {})}
     differing = [
@@ -272,7 +301,8 @@ def restore_scheduled_checkpoint(
     Args:
         run: The run directory; its lock is held. Later checkpoints are renamed.
         step: A step at which a checkpoint was scheduled.
-        every: `checkpoint.save_steps`; None: only step 0 was scheduled.
+        every: `checkpoint.save_steps`; checkpoints at other steps, such as one saved by a signal,
+            are not used. None: only the given step is looked at.
         setup: The training setup in use; model, optimizer and random states are restored in place.
         world: The ranks; all of them call this.
 
@@ -298,6 +328,8 @@ def restore_scheduled_checkpoint(
 
 def _read_scheduled(run: RunDir, step: int, every: int | None, *, lazy: bool) -> Snapshot:
     """Read the newest usable checkpoint at `step` or a whole number of `every` steps before it.
+
+    With step 40 and every 10 the steps 40, 30, 20, 10 and 0 are tried; with None only 40.
 
     Raises:
         NonFiniteError: There is none; the message has the fault of each that is damaged.

@@ -41,11 +41,12 @@ def read_configuration(
     """Read the configuration of a run, including the changes of its later starts.
 
     It is `config.yaml` if that is as the run wrote it, by the digest in the summary. If the file
-    was lost, damaged or edited, it is that of the newest checkpoint.
+    was lost or damaged, it is that of the newest checkpoint. An edit is refused, unless the
+    command line says what the edited key is to be.
 
     Args:
         run: The run directory.
-        decided_keys: Typed keys; an edit of their values in the file is ignored.
+        decided_keys: Typed keys, whose values in the file do not matter.
 
     Returns:
         Resolved values, and a note for the user if a damaged file is replaced.
@@ -84,6 +85,7 @@ def read_configuration(
         return values, None
     if as_text(saved_values).startswith(read_text(run.config)):
         return saved_values, _note_replaced(f"{run.config}: cut short.", folder)
+    # 4. An edited file.
     edits = []
     for key, (before, now) in changes.items():
         if not _is_decided(key, decided_keys):
@@ -107,7 +109,8 @@ def _is_decided(key: str, decided_keys: Sequence[str]) -> bool:
 def plugins_of(run: RunDir) -> list[dict[str, object]]:
     """Read the records of a run's plugins from its summary, else from its newest checkpoint.
 
-    They were made by `config.registry.origins.records`. Empty if neither file can be read.
+    They were made by `config.registry.origins.records`. Empty if the run has none, or if neither
+    file can be read.
     """
     try:
         plugins = read_summary(run.summary).get("plugins", [])
@@ -133,7 +136,8 @@ def _is_as_written(run: RunDir) -> bool | None:
 def _read_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
     """Find the newest checkpoint with a readable state; return its folder and configuration.
 
-    Damaged checkpoints and those of another run are skipped. None if no checkpoint is left.
+    Checkpoints with a damaged state and those of another run are skipped; tensors are not read.
+    None if no checkpoint is left.
 
     Raises:
         OtherFormatError: A newer optrun wrote one of the checkpoints.

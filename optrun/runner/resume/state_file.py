@@ -53,23 +53,31 @@ def refuse_invalid_state(folder: Path, metadata: CheckpointMetadata) -> None:
 
 
 def _name_wrong_type(metadata: CheckpointMetadata) -> str | None:
-    """Name the first key with a missing value or a wrong type; None if all are right."""
+    """Name the first key with a missing value or a wrong type; None if all are right.
+
+    The types are those of the fields of `CheckpointMetadata`; of a list or mapping the items are
+    not looked at.
+    """
     for key, hint in get_type_hints(CheckpointMetadata).items():
         value = getattr(metadata, key)
-        is_optional = NoneType in get_args(hint)
+        is_optional = NoneType in get_args(hint)  # such as `int | None`
         if value is ABSENT:
             return f"{key}: missing"
         if value is None and is_optional:
             continue
         kind = get_args(hint)[0] if is_optional else hint
-        kind = get_origin(kind) or kind
+        kind = get_origin(kind) or kind  # `dict` of `dict[str, object]`
         if not isinstance(value, kind):
             return f"{key}: {str(value)[:40]}, expected {kind.__name__}"
     return None
 
 
 def _name_missing_plugin(metadata: CheckpointMetadata) -> str | None:
-    """Name a plugin's choice in the configuration without a record of the plugin; else None."""
+    """Name a plugin's choice in the configuration if there is no record of the plugin.
+
+    Returns:
+        None if every such choice has a record, with which the run can be resumed.
+    """
     try:
         names = unrecorded(metadata.config, metadata.plugins or ())
     except (TypeError, KeyError):
