@@ -264,20 +264,21 @@ def compare(
     alpha = ALPHA / looks
     ruled_out_by = [""] * len(names)
     if baseline is None:
-        # The contender that most likely beats each one; a pair without a test counts last.
+        # Each against all others: the rival that most likely beats it; a pair without a test last.
         strongest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
         smallest_p = tests.p[range(len(names)), strongest]
         p = np.minimum(1.0, smallest_p * n_tests)
         for i, rival in enumerate(strongest):
             if p[i] < alpha:
                 ruled_out_by[i] = names[rival]
-        # The most seeds that a contender shares with another one.
+        # The most seeds that a contender shares with another one; if there is none, its own seeds.
         itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
         shared = np.where(itself, 0, tests.seeds).max(axis=1)
         reference = _choose_reference(map(names.index, ranking), p < alpha, shared)
         sides = 1
         confidence = 1 - 2 * alpha / n_tests
     else:
+        # Each against the baseline.
         reference = names.index(baseline)
         p = _adjust_by_holm(reference, tests, n_tests)
         shared = tests.seeds[:, reference]
