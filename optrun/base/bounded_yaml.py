@@ -12,8 +12,8 @@ from optrun.base.reading import read_text
 _LOADER = getattr(
     yaml, "CSafeLoader", yaml.SafeLoader
 )  # the C one is ten times faster, the content is the same
-_DEPTH = 64
-_VALUES = 50_000
+_MAX_DEPTH = 64
+_MAX_VALUES = 50_000
 """Most values of a file, with every alias expanded: repeated `&a [*b, *b]` doubles them each time.
 """
 
@@ -58,7 +58,7 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
 
 
 def _refuse_unbounded(text: str) -> None:
-    """Refuse nesting deeper than `_DEPTH`, and more than `_VALUES` values with aliases expanded.
+    """Refuse more than 64 levels of nesting, and more than 50,000 values with aliases expanded.
 
     Each scalar, list and mapping is a value, and each key. `[*x, *x]` behind `&x [1, 2]` has seven
     values: itself, and twice a list with its two items. PyYAML's C loader crashes on deep nesting.
@@ -92,10 +92,12 @@ def _refuse_unbounded(text: str) -> None:
 
 
 def _refuse_beyond_bounds(depth: int, values: int) -> None:
-    if depth > _DEPTH:
-        raise UnboundedYamlError(f"nested more than {_DEPTH} deep")
-    if values > _VALUES:
-        raise UnboundedYamlError(f"its aliases make more than {_VALUES:,} values of a short text")
+    if depth > _MAX_DEPTH:
+        raise UnboundedYamlError(f"nested more than {_MAX_DEPTH} deep")
+    if values > _MAX_VALUES:
+        raise UnboundedYamlError(
+            f"its aliases make more than {_MAX_VALUES:,} values of a short text"
+        )
 
 
 def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:

@@ -35,8 +35,8 @@ from optrun.data.heartbeat import send_heartbeat, tell_user
 
 Result = TypeVar("Result")
 _ABANDONED_SECONDS = 24 * 3600
-_CHUNK = 1 << 20
-_SEAL = "seal.json"
+_CHUNK_BYTES = 1 << 20
+_SEAL_FILE = "seal.json"
 YOUNG_SECONDS = 2.0
 """A file that changed less than this ago may change again without a new modification time, since
 the clock of its file system has ticks.
@@ -48,7 +48,7 @@ _SIZE_CHECK_SECONDS = 1.0
 _WAIT_NOTICE_SECONDS = 5.0
 """Time after which a line tells the user which process holds a lock."""
 _discarded: list[str] = []
-_DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def cache_dir() -> Path:
@@ -97,7 +97,7 @@ def versions(*packages: str) -> str:
 def chunks_of_file(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file, 1 MiB at a time, and send heartbeats."""
     with open_file(path, follow=True) as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             send_heartbeat()
             yield chunk
 
@@ -264,7 +264,7 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
             return work_folder
         _publish(work_folder, folder, key)
     except OSError as error:
-        if error.errno not in _DISK_REFUSED:
+        if error.errno not in _DISK_CODES:
             raise
         raise StorageError(
             f"{work_folder.parent}: the cache cannot be written: {error.strerror}. Make room, or"
@@ -285,7 +285,7 @@ def _publish(work_folder: Path, folder: Path, key: str) -> None:
         OSError: The disk refused.
     """
     sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(work_folder.iterdir())}
-    (work_folder / _SEAL).write_text(_seal_of(work_folder, key, sums), encoding="utf-8")
+    (work_folder / _SEAL_FILE).write_text(_seal_of(work_folder, key, sums), encoding="utf-8")
     for path in work_folder.iterdir():
         with open_file(path) as file:
             os.fsync(file.fileno())
@@ -414,9 +414,9 @@ def _compare_with_seal(folder: Path, key: str) -> str | None:
     after a copy, the seal is written again with the new states.
     """
     # 1. The entry must have the files that were made.
-    seal = read_json(folder / _SEAL)
+    seal = read_json(folder / _SEAL_FILE)
     checksums: dict[str, str] = seal["files"]
-    if seal["key"] != key or {path.name for path in folder.iterdir()} != {*checksums, _SEAL}:
+    if seal["key"] != key or {path.name for path in folder.iterdir()} != {*checksums, _SEAL_FILE}:
         return "its files are not those that were made"
     # 2. Files with another state than the recorded one must have the same bytes.
     states = {name: file_state(folder / name) for name in checksums}
@@ -429,7 +429,7 @@ def _compare_with_seal(folder: Path, key: str) -> str | None:
     last_change = max((state[-1] for state in states.values()), default=0) / 1e9
     if touched and time.time() - last_change > YOUNG_SECONDS:
         with contextlib.suppress(OSError):
-            write_atomically(folder / _SEAL, _seal_of(folder, key, checksums), folder.parent)
+            write_atomically(folder / _SEAL_FILE, _seal_of(folder, key, checksums), folder.parent)
     return None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from optrun.data.cache import cached
 
-_PIECE = 1 << 20
+_VALUES_AT_ONCE = 1 << 20
 """Values that are looked at together."""
 
 
@@ -80,9 +80,9 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     while first < row_count:
         # 1. Take the rows from `first` up to `end`: as many as hold a million values together, at
         #    least one row, and at most a million (empty) rows.
-        last_offset = offsets[first] + _PIECE
+        last_offset = offsets[first] + _VALUES_AT_ONCE
         end = int(np.searchsorted(offsets, last_offset, side="right")) - 1
-        end = min(row_count, max(first + 1, end), first + _PIECE)
+        end = min(row_count, max(first + 1, end), first + _VALUES_AT_ONCE)
         # 2. Count the marked values of each row but for its first value: the difference of two
         #    running totals, at the row's end and at its second value.
         borders = np.asarray(offsets[first : end + 1]) - offsets[first]

@@ -25,7 +25,7 @@ Read = TypeVar("Read")
 ASSISTANT = "assistant"
 ROLES = frozenset({"system", "developer", "user", ASSISTANT, "tool", "function"})
 """Roles that rows may have, besides those that a template names."""
-_SHAREGPT = {
+_ROLE_OF_SPEAKER = {
     "human": "user",
     "user": "user",
     "gpt": ASSISTANT,
@@ -43,7 +43,7 @@ _REQUIRED_COLUMNS = {
     ChatLayout.alpaca: ("instruction", "output"),
     ChatLayout.sharegpt: ("conversations",),
 }
-_USUAL_TURNS = ("messages", "conversations")
+_USUAL_TURN_COLUMNS = ("messages", "conversations")
 _OPTIONAL_COLUMNS = {
     ChatLayout.messages: ("system",),
     ChatLayout.sharegpt: ("system",),
@@ -54,9 +54,9 @@ _TEMPLATE_KWARGS = "chat_template_kwargs"
 _HISTORY = "history"
 _LOSS_KEYS = ("weight", "train", "training", "trainable", "loss", "train_detail", "training_detail")
 """Keys by which other programs leave a turn, or a part of it, out of the loss."""
-_UNWANTED = (False, "False", "false", "0")
+_UNWANTED_LABELS = (False, "False", "false", "0")
 """How the column `label` of KTO says that an answer is not wanted; 0 is equal to False."""
-_WANTED = (True, "True", "true", "1", None)
+_WANTED_LABELS = (True, "True", "true", "1", None)
 """How it says that an answer is wanted, or says nothing; 1 is equal to True."""
 _TOOLS = "tools"
 
@@ -246,9 +246,9 @@ def _says_what_is_wanted(split: Split) -> bool:
     It does if one of its first 1,000 values is false, or if all of them are true or missing.
     """
     labels = split.rows.select_columns(["label"])[:1000]["label"]
-    if any(label in _UNWANTED for label in labels):
+    if any(label in _UNWANTED_LABELS for label in labels):
         return True
-    return all(label in _WANTED for label in labels)
+    return all(label in _WANTED_LABELS for label in labels)
 
 
 def chats(
@@ -327,7 +327,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
             or getattr(source.columns, "target_column", None) is not None
         )
         text_layout = ChatLayout.messages
-        if was_trained_on_pairs and text not in _USUAL_TURNS:
+        if was_trained_on_pairs and text not in _USUAL_TURN_COLUMNS:
             text_layout = ChatLayout.prompt_completion
         return _with_optional_columns(split, text_layout, (text,))
     # 3. Usual names.
@@ -504,7 +504,7 @@ def refuse_ignored_cells(cells: Cells) -> None:
             " Leave the column out, or set the values in a template of your own:"
             " task.chat_template=FILE.jinja."
         )
-    if cells.get("label") in _UNWANTED:
+    if cells.get("label") in _UNWANTED_LABELS:
         raise Unreadable(
             f"has label={cells['label']!r}, an answer that is not wanted (KTO), but task=sft"
             " learns every completion. Leave such rows out, or write pairs of chosen and rejected"
@@ -696,12 +696,12 @@ def _pop_role(turn: Message, number: int, roles: frozenset[str]) -> Any:
         role = turn.pop("role")
     else:
         speaker = str(turn.pop("from", None))
-        if speaker not in _SHAREGPT and speaker not in roles:
+        if speaker not in _ROLE_OF_SPEAKER and speaker not in roles:
             raise Unreadable(
                 f"has an unknown speaker in turn {number}: {speaker!r}."
-                f" {did_you_mean(speaker, [*_SHAREGPT, *roles])}"
+                f" {did_you_mean(speaker, [*_ROLE_OF_SPEAKER, *roles])}"
             )
-        role = _SHAREGPT.get(speaker, speaker)
+        role = _ROLE_OF_SPEAKER.get(speaker, speaker)
         turn["content"] = turn.pop("value", "")
     if role not in roles:
         raise Unreadable(

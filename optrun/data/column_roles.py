@@ -24,12 +24,25 @@ from optrun.data.row_advice import USUAL_TEXTS, columns_in_words
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_TEXTS = (*USUAL_TEXTS, "review", "body", "comment", "message", "document", "description")
-_TAGS = ("tags", "ner_tags", "labels", "pos_tags")
-_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
-_SOURCES = ("source", "input", "article", "document", "question", "prompt", "instruction", "text")
-_TARGETS = ("target", "output", "highlights", "summary", "answer", "response")
-_BY_NAMES = (
+_TEXT_NAMES = (*USUAL_TEXTS, "review", "body", "comment", "message", "document", "description")
+_TAG_NAMES = ("tags", "ner_tags", "labels", "pos_tags")
+_NAMES_OF_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+)
+_SOURCE_NAMES = (
+    "source",
+    "input",
+    "article",
+    "document",
+    "question",
+    "prompt",
+    "instruction",
+    "text",
+)
+_TARGET_NAMES = ("target", "output", "highlights", "summary", "answer", "response")
+_COLUMNS_OF_TASKS = (
     ("preference", ("chosen", "rejected"), ("prompt", "system", "tools")),
     ("embedding", ("query", "positive"), ("negative", "score")),
     ("embedding", ("anchor", "positive"), ("negative", "score")),
@@ -127,16 +140,16 @@ def _is_json_text(value: object) -> bool:
 
 
 def _recognise_by_names(columns: Columns) -> Roles | None:
-    """Recognise the first task of `_BY_NAMES` whose required columns exist; None: there is none.
+    """Recognise the first task of `_COLUMNS_OF_TASKS` whose required columns exist.
 
-    If a task requires a single column, that must hold lists, as chats are.
+    None: there is none. If a task requires a single column, that must hold lists, as chats are.
 
     Example:
         >>> roles = _recognise_by_names({"chosen": ["a"], "rejected": ["b"], "id": [1]})
         >>> roles.task, list(roles.columns)
         ('preference', ['chosen', 'rejected'])
     """
-    for task, required, optional in _BY_NAMES:
+    for task, required, optional in _COLUMNS_OF_TASKS:
         if not set(required) <= set(columns):
             continue
         has_turns = any(isinstance(value, list) for value in columns[required[0]])
@@ -165,7 +178,7 @@ def _recognise_tagged(columns: Columns) -> Roles | None:
     for words in (*USUAL_WORDS, *word_columns):
         if words not in lengths:
             continue
-        for tags in (*_TAGS, *lengths):
+        for tags in (*_TAG_NAMES, *lengths):
             if tags != words and lengths.get(tags) == lengths[words]:
                 return Roles("token_classification", {"text_column": words, "label_column": tags})
     return None
@@ -198,8 +211,10 @@ def _recognise_seq2seq(columns: Columns) -> Roles | None:
         {'text_column': 'article', 'target_column': 'summary'}
     """
     texts = [name for name, values in columns.items() if _are_texts(values)]
-    sources = usual_columns(_SOURCES, texts)
-    targets = [name for name in usual_columns(_TARGETS, texts) if not are_classes(columns[name])]
+    sources = usual_columns(_SOURCE_NAMES, texts)
+    targets = [
+        name for name in usual_columns(_TARGET_NAMES, texts) if not are_classes(columns[name])
+    ]
     if not sources or not targets:
         return None
     return Roles("seq2seq_lm", {"text_column": sources[0], "target_column": targets[0]})
@@ -221,7 +236,7 @@ def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
         return None
     # 1. Two texts with usual names, else one.
     roles = {"text_column": _text_column(texts, columns)}
-    for pair in _PAIRS:
+    for pair in _NAMES_OF_PAIRS:
         names = usual_columns(pair, texts)
         if len(names) == 2:
             roles = {"text_column": names[0], "text_pair_column": names[1]}
@@ -270,7 +285,7 @@ def _recognise_texts(columns: Columns) -> Roles | None:
 
 def _text_column(names: Sequence[str], columns: Columns) -> str:
     """Pick the first column with a usual name, else the one with the most characters."""
-    usual = usual_columns(_TEXTS, names)
+    usual = usual_columns(_TEXT_NAMES, names)
     if usual:
         return usual[0]
     return max(names, key=lambda name: sum(len(str(value)) for value in columns[name]))

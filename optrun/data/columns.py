@@ -405,7 +405,7 @@ def _list_text_columns(rows: Dataset) -> list[str]:
     return with_words or with_numbers
 
 
-_KINDS = {
+_KIND_OF_TYPE = {
     str: "a text",
     int: "a number",
     float: "a number",
@@ -453,7 +453,7 @@ def _refuse_other_kind(
 
     first: The first value of the column; set here if there is none yet.
     """
-    kind = _KINDS.get(type(value))
+    kind = _KIND_OF_TYPE.get(type(value))
     if kind is None or kind == first.kind:
         return
     if not first.kind:

@@ -15,10 +15,10 @@ from optrun.data.encoding import UTF8, TextEncoding, find_encoding, recode_to_ut
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_CHUNK = 1 << 20
-_UNPACKED = 1 << 28
+_CHUNK_BYTES = 1 << 20
+_LARGEST_UNPACKED = 1 << 28
 """Bytes that any packed file may hold."""
-_RATIO = 100
+_LARGEST_RATIO = 100
 
 _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
 _ZIP = b"PK\x03\x04"
@@ -74,12 +74,13 @@ def chunks_of(path: Path) -> Iterator[bytes]:
     packed_size = path.stat().st_size
     unpacked = 0
     with open_bytes(path) as stream:
-        while chunk := stream.read(_CHUNK):
+        while chunk := stream.read(_CHUNK_BYTES):
             unpacked += len(chunk)
-            if unpacked > max(_UNPACKED, packed_size * _RATIO):
+            if unpacked > max(_LARGEST_UNPACKED, packed_size * _LARGEST_RATIO):
                 raise UnreadableFileError(
-                    f"unpacks to more than {_RATIO} times its {packed_size:,} bytes; expected a"
-                    " text, which packs to a tenth. Unpack it yourself, and give what is in it."
+                    f"unpacks to more than {_LARGEST_RATIO} times its {packed_size:,} bytes;"
+                    " expected a text, which packs to a tenth. Unpack it yourself, and give what is"
+                    " in it."
                 )
             yield chunk
 

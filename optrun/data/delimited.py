@@ -28,7 +28,7 @@ from optrun.data.reading import Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_REASONS = {
+_MEANINGS_OF_ERRORS = {
     "unexpected end of data": "a quotation mark is opened and not closed; inside of quotes it is"
     " written twice",
     "expected after": "text follows a closing quotation mark; inside of quotes it is written twice",
@@ -36,9 +36,9 @@ _REASONS = {
 """Part of a message of the csv module to its meaning."""
 _LONGEST_FIELD = 32 << 20
 """Characters of one field."""
-_SAMPLE = 1 << 16
+_SAMPLE_BYTES = 1 << 16
 """Bytes from the beginning of a file, by which its delimiter is found."""
-_BATCH = 10_000
+_ROWS_AT_ONCE = 10_000
 """Rows in memory at once."""
 
 
@@ -110,7 +110,7 @@ def _write_rows(tables: Sequence[_Table], path: Path) -> None:
     schema = pa.schema([(name, pa.string()) for name in tables[0].names])
     rows = chain.from_iterable(table.rows() for table in tables)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        while batch := list(islice(rows, _BATCH)):
+        while batch := list(islice(rows, _ROWS_AT_ONCE)):
             arrays = []
             for column in zip(*batch, strict=True):  # the cells of one column
                 cells = [cell or None for cell in column]
@@ -142,7 +142,7 @@ class _Table:
         self._text = text
         options = reading.options
         with open_bytes(text) as stream:
-            sample = stream.read(_SAMPLE).decode("utf-8-sig", "replace")
+            sample = stream.read(_SAMPLE_BYTES).decode("utf-8-sig", "replace")
         self._dialect, note = find_dialect(where, sample, kind, options.delimiter)
         if note is not None:
             self.notes.append(note)
@@ -209,7 +209,7 @@ class _Table:
                         number += 1
             except csv.Error as error:
                 reason = str(error)
-                for part, meaning in _REASONS.items():
+                for part, meaning in _MEANINGS_OF_ERRORS.items():
                     if part in reason:
                         reason = meaning
                         break

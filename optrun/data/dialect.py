@@ -13,7 +13,7 @@ from typing import Any
 from optrun.base import shell
 from optrun.base.errors import ConfigError
 
-_USUAL = {"csv": ",", "tsv": "\t"}
+_USUAL_DELIMITERS = {"csv": ",", "tsv": "\t"}
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE_ROWS = 50
 """Rows at most by which a delimiter is found."""
@@ -100,7 +100,7 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
         >>> _guess_delimiter("a.csv", "a,b\n1,2\n3,4\n", "a,b", "csv")
         (',', None)
     """
-    usual = _USUAL[kind]
+    usual = _USUAL_DELIMITERS[kind]
     fitting = []
     for delimiter in _DELIMITERS:
         dialect = Dialect(delimiter, _is_quoted(kind, delimiter))

@@ -12,8 +12,8 @@ import xxhash
 
 from optrun.data.progress import progress
 
-_BATCH = 1000
-_CHARACTERS = 1 << 21
+_TEXTS_AT_ONCE = 1000
+_CHARACTERS_AT_ONCE = 1 << 21
 """Texts that are encoded together: a thousand of them, or as many as have this many characters."""
 
 MAKERS = ("tokenizers", "transformers", "jinja2")
@@ -40,7 +40,7 @@ def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
     characters = 0
     for text in texts:
         size = size_of(text)
-        if batch and (len(batch) == _BATCH or characters + size > _CHARACTERS):
+        if batch and (len(batch) == _TEXTS_AT_ONCE or characters + size > _CHARACTERS_AT_ONCE):
             yield batch
             batch = []
             characters = 0

@@ -11,23 +11,23 @@ from typing import NamedTuple
 from optrun.base.errors import UnreadableFileError
 
 UTF8 = "utf-8"
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _WESTERN = "cp1252"
-_HEAD = 1 << 12
+_HEAD_BYTES = 1 << 12
 """Bytes of the beginning by which cp1252 is judged; behind them only lines beyond ASCII count."""
-_SAMPLE = 1 << 16
+_SAMPLE_BYTES = 1 << 16
 """Bytes of the beginning and of these lines, at most."""
-_CHAOS = 0.35
+_MOST_CHAOS = 0.35
 """What charset-normalizer may find odd of a text; quotes around one word are a third."""
-_DOUBTFUL = re.compile("[ÐÝÞðýþ]|[^\\W\\d_][¡¢£¤¥¹³¼¾¿][^\\W\\d_]")
+_DOUBTFUL_LETTERS = re.compile("[ÐÝÞðýþ]|[^\\W\\d_][¡¢£¤¥¹³¼¾¿][^\\W\\d_]")
 """What bytes of cp1254 (Turkish) and cp1250 (Central Europe) are as cp1252: letters of Icelandic,
 and signs inside of words.
 """
-_SHOWN = 60
+_SHOWN_CHARACTERS = 60
 """Characters of a line in a message."""
 
 
@@ -77,7 +77,7 @@ def find_encoding(
     name = encoding
     if name is None:
         head = next(iter(chunks()), b"")
-        name = next((name for mark, name in _MARKS if head.startswith(mark)), UTF8)
+        name = next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), UTF8)
     try:
         check(recode_to_utf8(chunks(), name))
         return TextEncoding(name, "")
@@ -146,17 +146,17 @@ def _expect_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
 
     # 1. The part of the text that is judged.
     text = b"".join(chunks)
-    lines = text[_HEAD:].splitlines(keepends=True)
+    lines = text[_HEAD_BYTES:].splitlines(keepends=True)
     beyond_ascii = b"".join(line for line in lines if not line.isascii())
-    sample = text[:_HEAD] + beyond_ascii
-    sample = sample[:_SAMPLE]
+    sample = text[:_HEAD_BYTES] + beyond_ascii
+    sample = sample[:_SAMPLE_BYTES]
     if b"\x00" in sample:
         raise zero_bytes_error(fault.line)
     # 2. Whether it may be cp1252, and has no letters that are doubtful there.
-    line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
-    matches = from_bytes(sample, threshold=_CHAOS)
+    line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN_CHARACTERS]
+    matches = from_bytes(sample, threshold=_MOST_CHAOS)
     is_possible = any(_WESTERN in match.could_be_from_charset for match in matches)
-    if is_possible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
+    if is_possible and not _DOUBTFUL_LETTERS.search(sample.decode(_WESTERN, "replace")):
         return f"line {fault.line:,} is {line!r}"
     raise UnreadableFileError(
         f"the bytes of line {fault.line:,} are not UTF-8; as cp1252 it would be {line!r}. If"

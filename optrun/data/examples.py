@@ -15,8 +15,8 @@ from optrun.data.encoded import MAKERS, Encoder, map_ids, size_of, write_ids
 from optrun.data.randomness import generator
 
 Example = dict[str, Any]
-_PIECE = 1 << 22
-_FEW = 1 << 16
+_VALUES_AT_ONCE = 1 << 22
+_IDS_OF_16_BITS = 1 << 16
 """Ids below which two bytes hold one."""
 
 
@@ -115,7 +115,7 @@ def scalar_pieces(scalars: Mapping[str, np.ndarray]) -> Iterator[str | bytes]:
 
 def _yield_pieces(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in pieces, one in memory at a time."""
-    return (values[at : at + _PIECE] for at in range(0, len(values), _PIECE))
+    return (values[at : at + _VALUES_AT_ONCE] for at in range(0, len(values), _VALUES_AT_ONCE))
 
 
 @dataclass(eq=False)
@@ -287,7 +287,7 @@ def encode(
         digest_if_known("texts-1", content), lambda: _digest_texts(texts())
     )
     dtype = "int32"
-    if ids_below is not None and ids_below <= _FEW:
+    if ids_below is not None and ids_below <= _IDS_OF_16_BITS:
         dtype = "uint16"
     name = digest("tokens-5", dtype, versions(*MAKERS), texts_digest, key)
     # 2. Write them, unless the cache has them.

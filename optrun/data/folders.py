@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 IMAGES = {ending for ending, kind in UNREADABLE_KINDS.items() if kind == UNREADABLE_KINDS[".png"]}
 TEXTS = {".txt", ".text", ".md"}
-_SPLITS = {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
+_SPLIT_NAMES = {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
 HELD_OUT = ("dev", "valid", "validation", "val", "test", "testing", "eval")
 """Names of splits to evaluate on, the first one that exists wins."""
 BESIDE_DATA = ("README", "LICENSE")
 """Texts that describe data, by their names without the ending."""
-_LARGEST = 1 << 24
+_LARGEST_TEXT = 1 << 24
 """Bytes of one text."""
 
 
@@ -56,7 +56,7 @@ def has_classes(folder: Path) -> bool:
     endings = {path.suffix.lower() for path in files}
     if len(classes) < 2 or any(path.parent != folder for path in classes):
         return False
-    if {path.name.lower() for path in classes} & _SPLITS:
+    if {path.name.lower() for path in classes} & _SPLIT_NAMES:
         return False
     return endings <= TEXTS or endings <= IMAGES
 
@@ -117,7 +117,7 @@ def split_name(path: Path, folder: Path) -> str | None:
     """
     for part in path.relative_to(folder).parts:
         word = re.split(r"[^a-z]", part.lower())[0]  # `test` of `test-00000.parquet`
-        if word in _SPLITS:
+        if word in _SPLIT_NAMES:
             return word.replace("training", "train")
     return None
 
@@ -239,7 +239,7 @@ def _read_text(reading: Reading, path: Path) -> tuple[str, TextEncoding]:
         ConfigError: It is larger, or cannot be decoded.
     """
     try:
-        raw = read_bytes(path, _LARGEST, follow=True)
+        raw = read_bytes(path, _LARGEST_TEXT, follow=True)
         encoding = find_encoding(lambda: [raw], reading.options.encoding, b"".join)
         return b"".join(recode_to_utf8([raw], encoding.name)).decode(UTF8), encoding
     except UnreadableFileError as error:

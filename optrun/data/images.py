@@ -16,7 +16,7 @@ from optrun.data.source import Split
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_LARGEST = 2**28
+_LARGEST_IMAGE = 2**28
 """Bytes of a file."""
 
 
@@ -162,7 +162,7 @@ class Images:
         ):
             path = self.split.folder / path
         try:
-            return Encoded(read_bytes(path, _LARGEST, follow=True), f"{where} ({path})")
+            return Encoded(read_bytes(path, _LARGEST_IMAGE, follow=True), f"{where} ({path})")
         except OSError as error:
             raise ConfigError(
                 f"{where}: {path}: cannot be read: {error.strerror or error}."

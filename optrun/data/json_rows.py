@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 Row = dict[str, Any]
-_BATCH = 1000
-_LARGEST = 2**63
+_ROWS_AT_ONCE = 1000
+_INT64_LIMIT = 2**63
 _MIXED = "mixed"
 _BLANK = re.compile(r"[ \t\r\n]*")
 _SCALARS = {str: "string", bool: "bool", int: "int64", float: "float64"}
@@ -98,7 +98,7 @@ def _convert(reading: Reading, folder: Path) -> None:
             pa.ipc.new_stream(sink, schema) as writer,
         ):
             remaining = rows()
-            while batch := list(islice(remaining, _BATCH)):
+            while batch := list(islice(remaining, _ROWS_AT_ONCE)):
                 writer.write_batch(_record_batch(batch, features, schema))
 
 
@@ -268,7 +268,7 @@ def _check_row(where: str, number: int, value: object) -> Row:
     for name, cell in value.items():
         items = cell if isinstance(cell, list) else [cell]
         for item in items:
-            if type(item) is int and not -_LARGEST <= item < _LARGEST:
+            if type(item) is int and not -_INT64_LIMIT <= item < _INT64_LIMIT:
                 problem = f"has a number beyond 64 bits in {name}: {item}. Write it as a text"
                 raise _row_error(where, number, problem)
             if isinstance(item, str) and not _is_unicode(item):

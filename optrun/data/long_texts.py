@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 18
 """Characters of a piece, at least."""
-_AT_ONCE = 8
+_PIECES_AT_ONCE = 8
 """Pieces that are encoded together."""
 
 
@@ -57,7 +57,7 @@ def encode_long(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Encode a text in pieces, a few at a time, without special tokens; shape (tokens,), int32."""
     ids = []
     spans = pairwise(piece_borders(text))
-    while batch := list(islice(spans, _AT_ONCE)):
+    while batch := list(islice(spans, _PIECES_AT_ONCE)):
         send_heartbeat()
         parts = [text[begin:end] for begin, end in batch]
         encoded = encode_uncut(parts, tokenizer, special=False)

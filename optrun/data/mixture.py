@@ -18,7 +18,7 @@ from optrun.data.randomness import generator
 from optrun.data.source import Source
 from optrun.data.spans import spans
 
-_AT_ONCE = 1 << 16
+_DRAWS_AT_ONCE = 1 << 16
 """Sources that are drawn together."""
 
 
@@ -90,7 +90,7 @@ class Draws:
         totals = np.zeros(len(self.sizes), dtype=np.int64)
         has_ended = np.zeros(len(self.sizes), dtype=bool)
         while np.count_nonzero(has_ended) < ends_needed:
-            piece = randomness.choice(len(self.sizes), size=_AT_ONCE, p=probabilities)
+            piece = randomness.choice(len(self.sizes), size=_DRAWS_AT_ONCE, p=probabilities)
             totals += np.bincount(piece, minlength=len(self.sizes))
             has_ended = is_drawn & (totals >= self.sizes)
             pieces.append(piece.astype(np.int16))

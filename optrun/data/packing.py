@@ -15,7 +15,7 @@ from optrun.data.heartbeat import send_heartbeat
 
 SIZES = "sizes"
 """Name under which a packed example says how long its documents are."""
-_PIECE = 1 << 16
+_VALUES_AT_ONCE = 1 << 16
 
 
 def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
@@ -72,9 +72,9 @@ def _whole_numbers(values: np.ndarray) -> Iterator[int]:
 
     A list of all would take four times the memory of the array.
     """
-    for at in range(0, len(values), _PIECE):
+    for at in range(0, len(values), _VALUES_AT_ONCE):
         send_heartbeat()
-        yield from values[at : at + _PIECE].tolist()
+        yield from values[at : at + _VALUES_AT_ONCE].tolist()
 
 
 class Packed:

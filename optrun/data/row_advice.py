@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 USUAL_TEXTS = ("text", "sentence", "content")
-_CHAT = ({"role", "content"}, {"from", "value"})
-_FEW = 9
+_KEYS_OF_TURNS = ({"role", "content"}, {"from", "value"})
+_FEW_LINES = 9
 """Lines that may have as many commas each by chance."""
 _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
@@ -127,7 +127,7 @@ def looks_like(rows: Dataset) -> str | None:
     lines = [line.strip() for line in _first_lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"
-    if len(lines) <= _FEW:
+    if len(lines) <= _FEW_LINES:
         return None
     for mark in "\t,;|":
         counts = {line.count(mark) for line in lines}
@@ -176,4 +176,4 @@ def _are_objects(value: object) -> bool:
 
 def _is_chat(value: Any) -> bool:
     """Tell whether a cell is a list of turns."""
-    return _are_objects(value) and any(keys <= set(value[0]) for keys in _CHAT)
+    return _are_objects(value) and any(keys <= set(value[0]) for keys in _KEYS_OF_TURNS)

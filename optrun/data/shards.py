@@ -29,11 +29,11 @@ Row = dict[str, Any]
 File = LocalFile | HubFile
 _IS_SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
 """Whether each byte is white space of JSON; shape (256,), bool."""
-_GROUPS = 4
+_FEWEST_GROUPS = 4
 """Row groups of the parquet files of a stream that stay in memory, besides those with the rows
 of six windows.
 """
-_WINDOWS = 6
+_WINDOWS_IN_MEMORY = 6
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Opening:
 
     window: int
     groups: RecentlyRead[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
-        default_factory=lambda: RecentlyRead(_GROUPS)
+        default_factory=lambda: RecentlyRead(_FEWEST_GROUPS)
     )
     read: int = 0
 
@@ -306,7 +306,7 @@ class Groups(Shard):
             self.file.refuse_changed()
             # Not by the size of this group: a small one must not make room for many large ones.
             rows = max(group.num_rows, *(table.num_rows for table in self.recent.values()), 1)
-            self.recent.capacity = _GROUPS + _WINDOWS * self.window // rows
+            self.recent.capacity = _FEWEST_GROUPS + _WINDOWS_IN_MEMORY * self.window // rows
             return group
 
         names = None if columns is None else tuple(columns)

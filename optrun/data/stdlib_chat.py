@@ -13,10 +13,10 @@ from optrun.config.schema.data import DataConfig, StdlibChatConfig, StdlibPrefer
 from optrun.data.source import Source
 from optrun.data.stdlib import Function, functions_of, stdlib_table
 
-_FILES = 120
-_LONGEST = 90
+_MAX_FILES = 120
+_LONGEST_TEXT = 90
 """Characters of a signature and of a summary."""
-_SYSTEM = "You answer questions about Python in one sentence."
+_SYSTEM_TEXT = "You answer questions about Python in one sentence."
 _NOT_PARAMETERS = ("self", "cls")
 
 Turns = list[dict[str, str]]
@@ -44,7 +44,7 @@ def _load(
 
     turns = List({"role": Value("string"), "content": Value("string")})
     features = Features(dict.fromkeys(columns, turns))
-    return stdlib_table(config, read, features, f"{what} about functions of ", _FILES)
+    return stdlib_table(config, read, features, f"{what} about functions of ", _MAX_FILES)
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
@@ -80,10 +80,10 @@ def chats_of(path: Path) -> Iterator[Turns]:
     for number, (node, summary) in enumerate(functions_of(path)):
         names = [name for name in _parameters(node) if name not in _NOT_PARAMETERS]
         signature = f"{node.name}({', '.join(names)})"
-        if not names or len(signature) > _LONGEST:
+        if not names or len(signature) > _LONGEST_TEXT:
             continue
-        chat = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
-        if 10 <= len(summary) <= _LONGEST:
+        chat = [{"role": "system", "content": _SYSTEM_TEXT}] if number % 3 == 0 else []
+        if 10 <= len(summary) <= _LONGEST_TEXT:
             chat += _make_chat(f"What does {signature} do?", summary)
             chat += _make_chat("Which parameters does it take?", f"{_join_names(names)}.")
         elif number % 2:

@@ -16,18 +16,18 @@ from optrun.config.schema.data import ColumnsConfig, StdlibStatementsConfig, Std
 from optrun.data.source import Source
 from optrun.data.stdlib import source_text, stdlib_table
 
-_FILES = 60
-_LONGEST = 32
+_MAX_FILES = 60
+_LONGEST_TOKEN = 32
 """Characters of a token; a docstring would fill a whole example."""
-_SHORTEST = 4
+_SHORTEST_LINE = 4
 """Tokens of a line."""
-_PLAIN = {
+_KIND_OF_TYPE = {
     tokenize.NUMBER: "number",
     tokenize.STRING: "string",
     tokenize.COMMENT: "comment",
     tokenize.OP: "operator",
 }
-_STATEMENTS = {
+_STATEMENT_KEYWORDS = {
     "assert",
     "class",
     "def",
@@ -54,7 +54,7 @@ def load_stdlib_tokens(config: StdlibTokensConfig, *, documents: bool) -> Source
     columns = ColumnsConfig(name=config.name, text_column="tokens", label_column="labels")
     texts = Sequence(Value("string"))
     return stdlib_table(
-        config, _tokens_of, Features(tokens=texts, labels=texts), "lines of ", _FILES, columns
+        config, _tokens_of, Features(tokens=texts, labels=texts), "lines of ", _MAX_FILES, columns
     )
 
 
@@ -69,12 +69,12 @@ def load_stdlib_statements(config: StdlibStatementsConfig, *, documents: bool) -
 
     columns = ColumnsConfig(name=config.name, text_column="text", label_column="label")
     features = Features(text=Value("string"), label=Value("string"))
-    return stdlib_table(config, _statements_of, features, "lines of ", _FILES, columns)
+    return stdlib_table(config, _statements_of, features, "lines of ", _MAX_FILES, columns)
 
 
 def _statements_of(path: Path) -> Iterator[dict[str, str]]:
     for first, *rest in logical_lines(path):
-        if first.string in _STATEMENTS:
+        if first.string in _STATEMENT_KEYWORDS:
             yield {"text": " ".join(token.string for token in rest), "label": first.string}
 
 
@@ -90,7 +90,9 @@ def logical_lines(path: Path) -> Iterator[Line]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(source_text(path)).readline):
             if token.type == tokenize.NEWLINE:
-                if len(line) >= _SHORTEST and all(len(part.string) <= _LONGEST for part in line):
+                if len(line) >= _SHORTEST_LINE and all(
+                    len(part.string) <= _LONGEST_TOKEN for part in line
+                ):
                     yield line
                 line = []
             elif token.string.strip():  # no indentation, no line break
@@ -111,7 +113,7 @@ def kinds(line: Line) -> list[str]:
     kinds_of_tokens = []
     for token, previous, following in zip(line, before, after, strict=False):
         if token.type != tokenize.NAME:
-            kinds_of_tokens.append(_PLAIN.get(token.type, "other"))
+            kinds_of_tokens.append(_KIND_OF_TYPE.get(token.type, "other"))
         elif keyword.iskeyword(token.string):
             kinds_of_tokens.append("keyword")
         elif previous in ("def", "class"):

@@ -34,14 +34,14 @@ from optrun.data.spans import RecentlyRead, spans
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_BATCH = 1000
-_SAMPLED = 8
+_ROWS_AT_ONCE = 1000
+_SAMPLED_WINDOWS = 8
 """Windows that are tokenised before the first step, to plan the blocks of the others."""
 _MARGIN = 1.02
 """Planned tokens per byte, relative to the densest of these windows."""
-_TOGETHER = 4
+_WINDOWS_TOGETHER = 4
 """Windows whose examples are shuffled together, and whose tokens a process keeps in memory."""
-_PARTS = 2
+_PARTS_TOGETHER = 2
 """Parts of files, each read as a whole, whose windows are shuffled together."""
 
 
@@ -165,7 +165,7 @@ class StreamRows:
         return self.row(int(key))
 
     def __iter__(self) -> Iterator[Row]:
-        for rows in self._batches(_BATCH):
+        for rows in self._batches(_ROWS_AT_ONCE):
             yield from rows
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
@@ -328,11 +328,11 @@ class WindowOrder:
         before = np.cumsum(sizes) - sizes
         windows = np.arange(parts[-1]) + np.repeat(parts[order] - before, sizes)
         # Sorted by pairs of parts, and by chance within a pair.
-        pairs = np.repeat(np.arange(len(order)) // _PARTS, sizes)
+        pairs = np.repeat(np.arange(len(order)) // _PARTS_TOGETHER, sizes)
         self._windows = windows[np.lexsort((randomness.permutation(len(windows)), pairs))]
         # The number of examples up to the end of every fourth window, and of the last one.
         ends = np.cumsum(np.diff(borders)[self._windows])
-        self._ends = np.append(ends[_TOGETHER - 1 : -1 : _TOGETHER], ends[-1])
+        self._ends = np.append(ends[_WINDOWS_TOGETHER - 1 : -1 : _WINDOWS_TOGETHER], ends[-1])
         self._borders = borders
         self._seed = seed
         self._epoch = epoch
@@ -352,7 +352,7 @@ class WindowOrder:
 
     def _shuffle_group(self, number: int) -> np.ndarray:
         """Return the examples of the group of four windows with this number, shuffled."""
-        windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER]
+        windows = self._windows[number * _WINDOWS_TOGETHER : (number + 1) * _WINDOWS_TOGETHER]
         examples = [
             np.arange(self._borders[window], self._borders[window + 1]) for window in windows
         ]
@@ -372,7 +372,7 @@ class Windows:
     @property
     def name(self) -> str:
         """The arrangement in words, by which a resumed run recognises it."""
-        return f"{_TOGETHER} far windows of {self.rows.window}"
+        return f"{_WINDOWS_TOGETHER} far windows of {self.rows.window}"
 
     def __call__(self, seed: int, epoch: int) -> WindowOrder:
         """Make the order of an epoch."""
@@ -450,7 +450,7 @@ class StreamedBlocks:
         self.empty = empty
         self.notes: list[str] = []
         self.source_digests = rows.source_digests
-        self._recent: RecentlyRead[int, dict[str, np.ndarray]] = RecentlyRead(_TOGETHER)
+        self._recent: RecentlyRead[int, dict[str, np.ndarray]] = RecentlyRead(_WINDOWS_TOGETHER)
         self._borders = np.concatenate([[0], np.cumsum(self._plan_blocks_per_window())])
         self.arrangement = Windows(rows, self._borders)
 
@@ -470,7 +470,7 @@ class StreamedBlocks:
         if count == 0:
             return np.zeros(0, dtype=np.int64)
         # 1. Count the tokens of up to eight windows from the first to the last one.
-        evenly = np.linspace(0, count - 1, min(count, _SAMPLED))
+        evenly = np.linspace(0, count - 1, min(count, _SAMPLED_WINDOWS))
         sampled = np.unique(evenly.round().astype(np.int64))
         key = digest("sample-2", self.key, versions(*MAKERS))
         tokens = np.array(cached_result(key, lambda: list(map(self._count_tokens, sampled))))

@@ -13,8 +13,8 @@ from optrun.data.reading import Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_DOCUMENT = re.compile(r"-DOCSTART-")
-_KEY_AND_VALUE = re.compile(r"# \S+ = ")
+_DOCUMENT_LINE = re.compile(r"-DOCSTART-")
+_KEY_AND_VALUE_COMMENT = re.compile(r"# \S+ = ")
 """A comment of CoNLL-U, whatever the number of columns."""
 
 
@@ -46,7 +46,7 @@ def read_tagged(reading: Reading) -> Dataset:
         tags: list[str] = []
         for number, line in enumerate([*lines, ""], 1):  # the empty line ends the last sentence
             cells = _cells(line)
-            if not cells or _DOCUMENT.match(line):  # the end of a sentence
+            if not cells or _DOCUMENT_LINE.match(line):  # the end of a sentence
                 if sentence:
                     rows["tokens"].append(sentence)
                     rows["tags"].append(tags)
@@ -87,9 +87,9 @@ def _count_columns(lines: list[str]) -> int:
 
     That is the first line without `#` at its begin, else the first one that is no `# KEY = VALUE`.
     """
-    tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
+    tagged = [line for line in lines if _cells(line) and not _DOCUMENT_LINE.match(line)]
     certain = (line for line in tagged if not line.startswith("#"))
-    likely = (line for line in tagged if not _KEY_AND_VALUE.match(line))
+    likely = (line for line in tagged if not _KEY_AND_VALUE_COMMENT.match(line))
     first = next(certain, None) or next(likely, "")
     return len(_cells(first))
 
@@ -102,4 +102,4 @@ def _is_comment(line: str, *, has_other_width: bool) -> bool:
     """
     if not line.startswith("#"):
         return False
-    return has_other_width or _KEY_AND_VALUE.match(line) is not None
+    return has_other_width or _KEY_AND_VALUE_COMMENT.match(line) is not None

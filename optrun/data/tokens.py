@@ -26,11 +26,11 @@ from optrun.data.files import Paths, resolve
 from optrun.data.source import NO_SPLIT, Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 
-_LLM_C = struct.pack("<i", 20240520)
+_LLM_C_BEGINNING = struct.pack("<i", 20240520)
 """First bytes of a file of llm.c, which is not read."""
-_MEGATRON = b"MMIDIDX\x00\x00"
-_MEGATRON_IDS = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_READ = 1 << 22
+_INDEX_BEGINNING = b"MMIDIDX\x00\x00"
+_INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_IDS_AT_ONCE = 1 << 22
 
 
 def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
@@ -138,17 +138,17 @@ def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
             )
     else:
         with open_file(path, follow=True) as file:
-            if file.read(4) == _LLM_C:
+            if file.read(4) == _LLM_C_BEGINNING:
                 raise ConfigError(
                     f"{where}: this is a file of llm.c. Write its ids without the header of 1,024"
                     " bytes: tail -c +1025 FILE > NEW.bin"
                 )
     # 2. The size must fit.
-    item = dtype.itemsize
-    if size % item or (count is not None and size != count * item):
-        expected = f"tokens of {item} bytes"
+    id_bytes = dtype.itemsize
+    if size % id_bytes or (count is not None and size != count * id_bytes):
+        expected = f"tokens of {id_bytes} bytes"
         if count is not None:
-            expected = f"{count:,} tokens, {count * item:,} bytes"
+            expected = f"{count:,} tokens, {count * id_bytes:,} bytes"
         raise ConfigError(
             f"{where}: {size:,} bytes; expected {expected}. The file was cut short, or bytes were"
             " added."
@@ -177,7 +177,7 @@ def _digest_and_range(path: Path, dtype: np.dtype[Any]) -> tuple[str, int, int]:
     largest = -1
     least = 0
     with open_file(path, follow=True) as file:
-        while len(piece := np.fromfile(file, dtype, _READ)):
+        while len(piece := np.fromfile(file, dtype, _IDS_AT_ONCE)):
             total.update(piece.data)
             count += len(piece)
             largest = max(largest, int(piece.max()))
@@ -201,23 +201,24 @@ def _read_megatron_index(where: str, path: Path) -> tuple[np.dtype[Any], int]:
     """
     with open_file(path, follow=True) as file:
         raw = file.read()
-    fixed = struct.Struct("<9sQBQQ")
-    if len(raw) < fixed.size or not raw.startswith(_MEGATRON):
+    header = struct.Struct("<9sQBQQ")
+    if len(raw) < header.size or not raw.startswith(_INDEX_BEGINNING):
         raise ConfigError(
-            f"{where}: this is not Megatron's index, which begins with {_MEGATRON[:7].decode()}."
-            " If the .bin beside it is nanoGPT's, move the .idx elsewhere."
+            f"{where}: this is not Megatron's index, which begins with"
+            f" {_INDEX_BEGINNING[:7].decode()}. If the .bin beside it is nanoGPT's, move the .idx"
+            " elsewhere."
         )
-    _, version, code, sequences, documents = fixed.unpack_from(raw)
-    if version != 1 or code not in _MEGATRON_IDS:
-        types = [f"{number} ({np.dtype(kind).name})" for number, kind in _MEGATRON_IDS.items()]
+    _, version, code, sequences, documents = header.unpack_from(raw)
+    if version != 1 or code not in _INDEX_TYPES:
+        types = [f"{number} ({np.dtype(kind).name})" for number, kind in _INDEX_TYPES.items()]
         raise ConfigError(
             f"{where}: version {version}, type {code}. optrun reads version 1 with the types"
             f" {', '.join(types)}."
         )
-    if len(raw) != fixed.size + 12 * sequences + 8 * documents:
+    if len(raw) != header.size + 12 * sequences + 8 * documents:
         raise ConfigError(
             f"{where}: {len(raw):,} bytes do not hold {sequences:,} lengths: it was cut short."
         )
     # The lengths come first, 4 bytes each.
-    lengths = np.frombuffer(raw, dtype="<i4", count=sequences, offset=fixed.size)
-    return np.dtype(_MEGATRON_IDS[code]), int(lengths.sum(dtype=np.int64))
+    lengths = np.frombuffer(raw, dtype="<i4", count=sequences, offset=header.size)
+    return np.dtype(_INDEX_TYPES[code]), int(lengths.sum(dtype=np.int64))

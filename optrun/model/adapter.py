@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 """peft's name for the only adapter of a model."""
-_MARK = "_optrun_adapter"
-_LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
+_ADAPTER_ATTRIBUTE = "_optrun_adapter"
+_LAYER_NUMBER = re.compile(r".*\.[^.]*\.(\d+)\.")
 """The number of a layer in the name of a module, as peft finds it."""
 _LANGUAGE_MODELS = (
     "AutoModel",
@@ -72,7 +72,7 @@ class InjectedAdapter:
 
 def adapter_of(model: nn.Module) -> InjectedAdapter | None:
     """Return the adapter of a model; None if it has none."""
-    mark = getattr(model, _MARK, None)
+    mark = getattr(model, _ADAPTER_ATTRIBUTE, None)
     if isinstance(mark, InjectedAdapter):
         return mark
     return None
@@ -165,7 +165,9 @@ def inject_adapter(
     # 4. Record what peft has replaced.
     modules = _find_adapter_modules(model)
     _refuse_other_modules(modules, AdapterModules(targets, saved))
-    setattr(model, _MARK, InjectedAdapter(_adapter_names(model, modules), modules, base))
+    setattr(
+        model, _ADAPTER_ATTRIBUTE, InjectedAdapter(_adapter_names(model, modules), modules, base)
+    )
     note = _describe_adapter(config, model, modules)
     if meta and base is not None:
         note += "; parameters that the weights lack train, too, but weights are not read here"
@@ -190,7 +192,7 @@ def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     config = replace(model.peft_config[ADAPTER], init_lora_weights=True)
     peft.inject_adapter_in_model(config, plain, ADAPTER, low_cpu_mem_usage=True)
     plain.peft_config = model.peft_config
-    setattr(plain, _MARK, adapter)
+    setattr(plain, _ADAPTER_ATTRIBUTE, adapter)
 
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -257,7 +259,7 @@ def merge_adapter(model: nn.Module) -> None:
             setattr(model.get_submodule(parent), leaf, module.get_base_layer())
         elif isinstance(module, ModulesToSaveWrapper):
             setattr(model.get_submodule(parent), leaf, module.modules_to_save[ADAPTER])
-    for attribute in ("peft_config", _MARK):
+    for attribute in ("peft_config", _ADAPTER_ATTRIBUTE):
         delattr(model, attribute)
     model.requires_grad_(True)
 
@@ -427,7 +429,7 @@ def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[
     selected = [layers] if isinstance(layers, int) else list(layers)
     layer_of: dict[str, int] = {}
     for path in targets:
-        match = _LAYER.match(path)
+        match = _LAYER_NUMBER.match(path)
         if match is not None:
             layer_of[path] = int(match[1])
     existing = sorted(set(layer_of.values()))

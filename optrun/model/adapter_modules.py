@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HEAD_NAME = re.compile(r"head|classif|score|logits|predict|^cls$|qa_outputs|pooler")
 """Names of head modules in models that do not keep the model without head in a module."""
-_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+_NAMES_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Names that experts had before they were stacked in one parameter, `gate_up_proj`."""
 _COUNTS_OF_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
@@ -63,7 +63,7 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
             continue
         if path in shared or path.startswith(inside_attention) or _read_by_kernel(model, path):
             continue
-        if has_experts and path.rpartition(".")[2] in _OF_EXPERTS:
+        if has_experts and path.rpartition(".")[2] in _NAMES_OF_EXPERTS:
             continue
         paths.append(path)
     return paths

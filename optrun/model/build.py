@@ -38,7 +38,7 @@ __all__ = ["ModelSpec", "build_model", "special_ids"]
 CAUSAL = "AutoModelForCausalLM"
 Report = Mapping[str, Iterable[object]]
 """The loading info of transformers: `missing_keys`, `mismatched_keys`, `unexpected_keys`."""
-_LEAST_USED = 0.5
+_LEAST_USED_SHARE = 0.5
 """Least share of an embedding's rows that its own tokenizer uses: T5 and Qwen leave 1 % unused,
 ByT5, with 256 bytes, 33 %."""
 
@@ -351,7 +351,7 @@ def _refuse_other_vocabulary(config: ModelConfig, model: PreTrainedModel, spec: 
         if is_pretrained:
             advice += f", or model.config.vocab_size={size}, which adds rows and keeps the old ones"
         raise ConfigError(f"{message} the other entries have no row. {advice}.")
-    if is_pretrained and size < _LEAST_USED * rows:
+    if is_pretrained and size < _LEAST_USED_SHARE * rows:
         raise ConfigError(
             f"{message} this is not the tokenizer of these weights. {advice}, or"
             f" model.config.vocab_size={size} for a new embedding."

@@ -14,10 +14,10 @@ from optrun.model.forward import evaluation_mode, without_cache_and_padding_chec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NEAR = 1e-4
+_TOLERANCE = 1e-4
 """Largest difference of equal logits, in units of their standard deviation: with other shapes,
 kernels sum in another order."""
-_NEAR_IN_16_BITS = 3e-2
+_TOLERANCE_IN_16_BITS = 3e-2
 
 
 def refuse_mixed_documents(
@@ -70,12 +70,12 @@ def refuse_mixed_documents(
     is_exact = in_block.dtype in (torch.float32, torch.float64)
     in_block = in_block.double()
     deviation = float(alone.double().std()) or 1.0
-    if float((in_block - behind_other.double()).abs().max()) > _NEAR * deviation:
+    if float((in_block - behind_other.double()).abs().max()) > _TOLERANCE * deviation:
         raise ConfigError(
             f"{key}: tokens of {name} see the documents before their own in a block, whatever their"
             f" positions. {instead}"
         )
-    near = _NEAR if is_exact else _NEAR_IN_16_BITS
+    near = _TOLERANCE if is_exact else _TOLERANCE_IN_16_BITS
     if float((in_block - alone.double()).abs().max()) > near * deviation:
         raise ConfigError(
             f"{key}: {name} computes other logits for a document in a block than for the document"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _BITS = "4bit"
-_TYPE = "nf4"
+_NF4 = "nf4"
 _WEIGHTS_PER_SCALE = 64
 
 
@@ -140,13 +140,13 @@ def _build_4bit_linear(module: Any, *, meta: bool) -> nn.Module:
             bias=module.bias is not None,
             compute_dtype=weight.dtype,
             compress_statistics=False,
-            quant_type=_TYPE,
+            quant_type=_NF4,
         )
     # If this were true, an evaluation would change the layout of the weights.
     layer.support_avx512bf16_for_cpu = False
     if not meta:
         layer.weight = bnb.Params4bit(
-            weight, requires_grad=False, compress_statistics=False, quant_type=_TYPE, module=layer
+            weight, requires_grad=False, compress_statistics=False, quant_type=_NF4, module=layer
         ).to("cpu")
     layer.bias = module.bias
     layer.optrun_source = type(module), weight.dtype

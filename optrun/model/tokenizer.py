@@ -24,15 +24,15 @@ MIN_FREQUENCY = 2
 """How often a pair must occur to become a token, as in `tokenizers.ByteLevelBPETokenizer`. With
 1, each word of a small text would become a token, and nothing learnt of it would help elsewhere."""
 
-_LIMITS = "optrun_limits"
-_SPECIAL = {
+_LIMITS_ATTRIBUTE = "optrun_limits"
+_SPECIAL_TOKENS = {
     "stream": ["<|endoftext|>", "<|pad|>"],
     "pair": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
     "seq2seq": ["<pad>", "</s>"],
     "chat": ["<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"],
 }
 
-_ROLES = {
+_ROLES_OF_TOKENS = {
     "stream": {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": "<|pad|>"},
     "pair": {
         "pad_token": "[PAD]",
@@ -122,7 +122,7 @@ def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        setattr(tokenizer, _LIMITS, (backend.truncation, backend.padding))
+        setattr(tokenizer, _LIMITS_ATTRIBUTE, (backend.truncation, backend.padding))
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -136,7 +136,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
             has none.
         folder: Where `save_pretrained` writes.
     """
-    limits = getattr(tokenizer, _LIMITS, None)
+    limits = getattr(tokenizer, _LIMITS_ATTRIBUTE, None)
     if limits is not None:
         backend = tokenizer.backend_tokenizer
         truncation, padding = limits
@@ -266,7 +266,7 @@ def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Pa
     from transformers import PreTrainedTokenizerFast
 
     # 1. Learn the vocabulary; special tokens have the first ids.
-    special = _SPECIAL[kind]
+    special = _SPECIAL_TOKENS[kind]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -295,7 +295,7 @@ def _train_and_save(texts: Iterator[str], vocab_size: int, kind: str, folder: Pa
         tokenizer_object=tokenizer,
         model_input_names=inputs,
         clean_up_tokenization_spaces=False,
-        **_ROLES[kind],
+        **_ROLES_OF_TOKENS[kind],
     ).save_pretrained(str(folder))
 
 

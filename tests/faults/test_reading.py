@@ -420,7 +420,7 @@ DATA_ATTACKS: list[tuple[str, Callable[[Path], Any], list[str], str]] = [
 
 def test_attacks_on_data_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(content, "_UNPACKED", 2**22)
+    monkeypatch.setattr(content, "_LARGEST_UNPACKED", 2**22)
     turns = [
         {"role": "user", "content": sentence(1)},
         {"role": "assistant", "content": sentence(2)},

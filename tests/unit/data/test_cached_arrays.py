@@ -102,7 +102,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> None:
 def test_rows_without_marks_are_those_of_a_plain_loop(rows: list[list[int]], piece: int) -> None:
     offsets = np.cumsum([0, *map(len, rows)])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cached_arrays, "_PIECE", piece)
+        patched.setattr(cached_arrays, "_VALUES_AT_ONCE", piece)
         found = rows_without_marks(np.array([*chain.from_iterable(rows)], dtype=np.uint16), offsets)
     assert found.tolist() == [number for number, row in enumerate(rows) if not any(row[1:])]
 

@@ -30,7 +30,7 @@ def encoder(batch: list[str], _: bool) -> dict[str, list[Any]]:
 
 def test_two_bytes_an_id_are_enough_for_small_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["ab", "long text", "c", "another long one", "de"]
-    monkeypatch.setattr(encoded, "_CHARACTERS", 12)
+    monkeypatch.setattr(encoded, "_CHARACTERS_AT_ONCE", 12)
     wide = encode(lambda: iter(texts), encoder, "key")
     small = encode(lambda: iter(texts), encoder, "key", ids_below=1 << 16)
     assert (wide.ragged["input_ids"].dtype, small.ragged["input_ids"].dtype) == (

@@ -42,7 +42,7 @@ def test_turns_are_those_of_interleave_datasets(sizes: tuple[int, ...], strategy
 def test_an_epoch_ends_where_the_strategy_says(
     strategy: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixture, "_AT_ONCE", block)
+    monkeypatch.setattr(mixture, "_DRAWS_AT_ONCE", block)
     sizes, probabilities = (40, 25, 60), (0.5, 0.3, 0.2)
     for seed in range(6):
         draws = Draws(sizes, probabilities, strategy, seed=seed)
