@@ -59,12 +59,15 @@ class LanguageModel(Task):
         column = text_column(source, split)
         packing = self.config.packing
         encoder, key = self._encoder(tokenizer)
+
+        # 1. A stream is encoded when batches need its rows.
         if isinstance(split.rows, StreamRows):
             filler = self.document_end_id
             if filler is None:
                 filler = int(tokenizer.pad_token_id or 0)
             return self._streamed(split.rows.select_columns([column]), column, encoder, key, filler)
 
+        # 2. Encode all texts that are not empty, or map their ids from the cache.
         def rows() -> Iterator[str]:
             return (text for text in texts(split, column) if text)
 
@@ -77,19 +80,22 @@ class LanguageModel(Task):
             ids_below=largest_id_plus_one(tokenizer),
         )
         examples: Examples | Selected = encoded
+
+        # 3. Cut the joined ids into blocks; or leave out texts without a token to predict. The
+        # shortest has one token, and the end of the document or the special tokens around a text.
         if packing and len(encoded):
             examples = packed(encoded, self.max_length, keep_rest=split is not source.train)
         elif not packing:
-            # A token, and the end of the document or the special tokens around a text.
-            least = 2
+            shortest = 2
             if self.document_end_id is None:
-                least = 1 + tokenizer.num_special_tokens_to_add()
-            long_enough = np.flatnonzero(encoded.lengths >= least)
-            short = len(encoded) - len(long_enough)
-            if short:
+                shortest = 1 + tokenizer.num_special_tokens_to_add()
+            long_enough = np.flatnonzero(encoded.lengths >= shortest)
+            short_count = len(encoded) - len(long_enough)
+            if short_count:
                 examples = Selected(encoded, long_enough)
                 source.notes.append(
-                    f"{split.key}: {short} rows left out: too short to predict a token of them"
+                    f"{split.key}: {short_count} rows left out: too short to predict a token of"
+                    " them"
                 )
         if len(examples) == 0 and len(split.rows):
             raise ConfigError(f"{split.key}: no text of two tokens or more: nothing to predict.")
@@ -103,8 +109,13 @@ class LanguageModel(Task):
         """Return an encoder of texts to `input_ids`, and a digest of its settings.
 
         Begin and end tokens that a text has already are not added twice. A truncated text gets no
-        end token, since it does not end there.
+        end token, since it does not end there. With packing nothing is truncated.
+
+        Example: a causal model whose tokenizer puts `<s>` before a text, and whose documents end
+        with `</s>`, encodes "a" to the ids of `<s>`, `a`, `</s>`; a masked one to those that its
+        tokenizer gives, such as `[CLS]`, `a`, `[SEP]`.
         """
+        # 1. The ids around a text, and their texts.
         end_id = self.document_end_id
         longest = None if self.config.packing else self.max_length
         before, after = ids_around_text(tokenizer)
@@ -112,17 +123,19 @@ class LanguageModel(Task):
             after = [end_id]
         begin_token = added_begin_token(tokenizer)
         end_token = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
-        # Either the tokenizer adds the ids around a text, or `encode_texts` adds start and end.
+
+        # 2. Who adds them: the tokenizer, or `encode_texts`, which then adds `start` and `end`.
         adds_special = end_id is None
         start = [] if adds_special else before
         end = [] if adds_special else after
 
         def encode_texts(texts: list[str], cut: bool) -> dict[str, list[Any]]:
+            """Encode texts; truncate them to `longest` if `cut` is true."""
             # A begin or end token that a text has already is removed; "" removes nothing.
             batch = [text.removeprefix(begin_token).removesuffix(end_token) for text in texts]
             if longest is None:
-                ids = _whole_rows(batch, tokenizer, (before, after), adds_special=adds_special)
-                return {"input_ids": ids}
+                rows = _whole_rows(batch, tokenizer, (before, after), adds_special=adds_special)
+                return {"input_ids": rows}
             encoding = tokenize_rows(
                 tokenizer,
                 batch,

@@ -53,12 +53,15 @@ class MaskedLm(LanguageModel):
         """
         ids = example["input_ids"].copy()
         labels = np.full_like(ids, IGNORED)
-        candidates = np.flatnonzero(~np.isin(ids, self.special))
+        candidates = np.flatnonzero(~np.isin(ids, self.special))  # positions
         if len(candidates):
+            # 1. Choose positions.
             chosen = candidates[randomness.random(len(candidates)) < self.probability]
             if len(chosen) == 0:
                 chosen = candidates[[randomness.integers(len(candidates))]]
             labels[chosen] = ids[chosen]
+
+            # 2. Mask 80 % of them, and put random tokens that are not special at 10 %.
             draw = randomness.random(len(chosen))
             ids[chosen[draw < 0.8]] = self.mask
             replaced = chosen[(draw >= 0.8) & (draw < 0.9)]

@@ -102,6 +102,10 @@ def _centred_to_length_1(values: np.ndarray) -> np.ndarray | None:
     """Subtract the mean, and scale to length 1, in float64.
 
     None if values are not finite, or there are no two different ones.
+
+    Example:
+        >>> _centred_to_length_1(np.array([1, 2, 3])).round(3).tolist()
+        [-0.707, 0.0, 0.707]
     """
     exact = values.astype(np.float64)
     if not exact.size or not np.isfinite(exact).all() or (exact == exact[0]).all():
@@ -119,9 +123,11 @@ def ranks(values: np.ndarray) -> np.ndarray:
         >>> ranks(np.array([7, 5, 7])).tolist()
         [2.5, 1.0, 2.5]
     """
+    # Of the sorted values: the last rank of each distinct one, less half of the ranks before it.
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    last_ranks = np.cumsum(counts)
+    mean_ranks = last_ranks - (counts - 1) / 2
+    return mean_ranks[inverse]
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:

@@ -117,12 +117,15 @@ def choose_pooling(
             does not replace it.
     """
     is_configured = mode is not None or normalize is not None
-    # 1. Nothing is read from the model's folder.
+
+    # 1. The model has no modules.json, or the configuration says all.
     modules_file = _find_model_file(path, "modules.json", revision)
     if modules_file is None or (mode is not None and normalize is not None):
         origin = "as asked for" if is_configured else "by default"
         return Pooling(mode or "mean", normalize is not False), origin
-    # 2. The folder says what is not configured.
+
+    # 2. Read which modules the model has. A type is such as
+    # "sentence_transformers.models.Pooling".
     modules = [
         module for module in read_json(modules_file, follow=True) if isinstance(module, Mapping)
     ]
@@ -133,6 +136,8 @@ def choose_pooling(
             " task=embedding trains only Transformer, Pooling and Normalize. Give task.pooling"
             " and task.normalize to train it with these."
         )
+
+    # 3. They say what is not configured.
     if mode is None:
         folder = str(modules[kinds.index("Pooling")].get("path")).rpartition("/")[2]
         mode = _folder_mode(path, folder, revision)

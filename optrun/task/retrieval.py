@@ -110,27 +110,35 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
         vectors: Of length 1, shape (rows, texts, width): query, positive, negatives.
         texts: A number of each text, equal for equal texts, shape (rows, texts).
         recall_at: The k of each recall.
+
+    Returns:
+        By name, such as `recall_at_1`, `mrr_at_10` and `ndcg_at_10`.
     """
-    # 1. Equal texts are one query, or one document.
+    # 1. Equal texts are one query, or one document: give each its vector, and each row the index
+    # of its query, shape (rows,), and those of its documents, shape (rows, texts - 1).
     query_ids, query_of_row = np.unique(texts[:, 0], return_inverse=True)
-    document_ids, documents = np.unique(texts[:, 1:], return_inverse=True)
-    documents = documents.reshape(len(texts), -1)
-    queries = np.empty((len(query_ids), vectors.shape[-1]), "f4")
-    corpus = np.empty((len(document_ids), vectors.shape[-1]), "f4")
-    queries[query_of_row] = vectors[:, 0]
-    corpus[documents] = vectors[:, 1:]
+    document_ids, documents_of_row = np.unique(texts[:, 1:], return_inverse=True)
+    documents_of_row = documents_of_row.reshape(len(texts), -1)
+    query_vectors = np.empty((len(query_ids), vectors.shape[-1]), "f4")
+    document_vectors = np.empty((len(document_ids), vectors.shape[-1]), "f4")
+    query_vectors[query_of_row] = vectors[:, 0]
+    document_vectors[documents_of_row] = vectors[:, 1:]
+
     # 2. Distinct pairs of a query and a positive of it; shape (2, pairs).
-    positives = np.unique(np.stack([query_of_row, documents[:, 0]]), axis=1)
+    positives = np.unique(np.stack([query_of_row, documents_of_row[:, 0]]), axis=1)
+
     # 3. Rank the documents for some queries at a time.
     depth = min(max(*recall_at, _AT), len(document_ids))
     sums = np.zeros(len(recall_at) + 2)
     for begin in range(0, len(query_ids), _QUERIES):
-        rows = queries[begin : begin + _QUERIES]
-        is_positive = np.zeros((len(rows), len(document_ids)), dtype=bool)
-        in_rows = (positives[0] >= begin) & (positives[0] < begin + len(rows))
-        query, document = positives[:, in_rows]
+        queries = query_vectors[begin : begin + _QUERIES]
+        # Which documents are positives of these queries, shape (queries, documents).
+        is_positive = np.zeros((len(queries), len(document_ids)), dtype=bool)
+        of_these = (positives[0] >= begin) & (positives[0] < begin + len(queries))
+        query, document = positives[:, of_these]
         is_positive[query - begin, document] = True
-        nearest = torch.from_numpy(rows @ corpus.T).topk(depth).indices.numpy()
+        # Which of the nearest documents are, nearest first, shape (queries, depth).
+        nearest = torch.from_numpy(queries @ document_vectors.T).topk(depth).indices.numpy()
         hits = np.take_along_axis(is_positive, nearest, axis=1)
         sums += _summed_scores(hits, is_positive.sum(1), recall_at)
     return dict(zip(_names(recall_at), (sums / len(query_ids)).tolist(), strict=True))
@@ -145,12 +153,21 @@ def _summed_scores(
         hits: Whether the document at each rank is a positive, shape (queries, ranks).
         positives: The number of positives of each query, at least 1.
         recall_at: The k of each recall.
+
+    Example: one query, whose two positives have the ranks 2 and 4.
+        >>> hits = np.array([[False, True, False, True]])
+        >>> recall, mrr, ndcg = _summed_scores(hits, np.array([2]), [2])
+        >>> float(recall), float(mrr), round(float(ndcg), 3)
+        (0.5, 0.5, 0.651)
     """
     recalls = [(hits[:, :k].sum(1) / positives).sum() for k in recall_at]
+
+    # 1 / (rank of the first positive), which argmax finds; 0 if none is among the first 10.
     top = hits[:, :_AT]
     inverse_rank = np.where(top.any(1), 1 / (1 + top.argmax(1)), 0.0)
+
+    # The sum of gains over that of the best ranking, which has the positives at the first ranks.
     gains = 1 / np.log2(np.arange(2, _AT + 2))
-    # The best ranking has the positives at the first ranks.
-    best = np.cumsum(gains)[np.minimum(positives, _AT) - 1]
-    ndcg = top @ gains[: top.shape[1]] / best
+    best_sum = np.cumsum(gains)[np.minimum(positives, _AT) - 1]
+    ndcg = top @ gains[: top.shape[1]] / best_sum
     return [*recalls, inverse_rank.sum(), ndcg.sum()]

@@ -190,32 +190,39 @@ class Sft(ChatTask):
     def _note_answer_spans(self, split: Split) -> None:
         """Note how answers are found, and warn if the template drops a part of them.
 
-        Does nothing if the template has generation marks. The first 100 rows are read.
+        Does nothing if the template has generation marks, or without `assistant_only_loss`. The
+        first 100 rows are read.
         """
         template = self._template_without_marks
         if template is None:
             return
+        # 1. The chats of the first rows of which each answer is an example of its own.
         first_rows = np.arange(min(len(split.rows), _FIRST_ROWS), dtype=np.int64)
-        last_answers = [
-            row
-            for row in self._chats_of_examples(split.take(first_rows))
-            if isinstance(row, Chat) and row.only_last_trained
+        chats_of_answers = [
+            chat
+            for chat in self._chats_of_examples(split.take(first_rows))
+            if isinstance(chat, Chat) and chat.only_last_trained
         ]
+
+        # 2. How answers are found.
         note = (
             f"{template.origin} has no generation marks: answers are found by comparing the text up"
             " to each turn"
         )
-        if last_answers:
+        if chats_of_answers:
             note += "; each is an example, since later turns change how earlier ones are written"
         if note not in self.notes:
             self.notes.append(note)
-        cut = 0
-        for row in last_answers:
-            cut += row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools)
-        if cut:
+
+        # 3. How many are not written whole.
+        cut_count = 0
+        for chat in chats_of_answers:
+            answer = chat.turns[-1]["content"].strip()
+            cut_count += answer not in template.text(chat.turns, chat.tools)
+        if cut_count:
             self.notes.append(
-                f"warning: {template.origin} leaves out a part of {cut:,} of the first"
-                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a"
+                f"warning: {template.origin} leaves out a part of {cut_count:,} of the first"
+                f" {len(chats_of_answers):,} answers of {split.key}, such as their thinking; a"
                 " template with {% generation %} marks may keep it"
             )
 
@@ -235,6 +242,7 @@ class Sft(ChatTask):
         Raises:
             ConfigError: A row that the template cannot write, or without a target.
         """
+        # 1. A stream, and a split without rows.
         if isinstance(split.rows, StreamRows):
             return self._stream(split, split.rows, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
@@ -242,6 +250,8 @@ class Sft(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and self.sample_prompt is None:
             self.sample_prompt = self._prompt_to_sample(part, tokenizer)
+
+        # 2. Encode the rows; the key of the cache has all that decides which examples they give.
         columns = str(self.columns_of[split.key])
         template = self._template_without_marks
         template_key = template.key() if template else ""
@@ -252,6 +262,8 @@ class Sft(ChatTask):
                 f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
                 " answer"
             )
+
+        # 3. Leave out examples without a target; join the others to blocks with packing.
         (with_target,) = self.drop_rows_without_target(
             [examples], part, lambda: [row.row or 0 for row in rows()]
         )
@@ -271,14 +283,19 @@ class Sft(ChatTask):
         encoder = ChatEncoder(self.config, self.template, split, tokenizer, self.max_length)
 
         def encode_row(row: Row) -> Example:
+            # 1. Read and check the row. The reader of the stream names it in errors: "it".
             try:
                 chat = read_chat(row, columns, self.roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             chat = self._check_streamed(split, chat)
+
+            # 2. Encode it, truncated.
             example = {}
             for name, values in encoder([chat], True).items():
                 example[name] = np.asarray(values[0], dtype=np.int64)
+
+            # 3. Refuse or mark it if it has no target.
             has_target = example[TARGETS][1:].any()  # the first token is never predicted
             if not has_target:
                 full_row = encoder([chat], False)["input_ids"][0]
@@ -352,7 +369,11 @@ class Sft(ChatTask):
         models of transformers separate documents; with `one_row` they are joined to shape
         (1, tokens). The first token of a document has no label. Each padding token is a document of
         its own, at position 0.
+
+        Example: a block of two documents, [5, 6, 7] with the targets [0, 1, 1] and [8, 9] with
+        [1, 1], has the labels [-100, 6, 7, -100, 9] and the positions [0, 1, 2, 0, 1].
         """
+        # 1. A label for each target.
         rows = [example["input_ids"] for example in examples]
         row_labels = []
         for example, row in zip(examples, rows, strict=True):
@@ -360,7 +381,8 @@ class Sft(ChatTask):
         labels = pad(row_labels, IGNORED)
         if SIZES not in examples[0]:
             return {**pad_inputs(examples, self.padding), "labels": labels}
-        # Packed: SIZES has the tokens of each document of a block.
+
+        # 2. Packed blocks: SIZES has the number of tokens of each document of a block.
         row_positions = [
             np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples
         ]
@@ -374,11 +396,13 @@ class Sft(ChatTask):
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of a batch without padding, and its rows.
 
-        In packed blocks the documents are counted instead of rows. Each has two tokens or more, so
-        that one token is at position 1; at position 0 are its first token, and padding.
+        In packed blocks the documents are counted instead of rows. Example: the positions
+        [0, 1, 2, 0, 1, 0, 0] are two documents of 3 and 2 tokens and two padding tokens: (5, 2).
         """
         if "position_ids" not in batch:
             return super().sizes(batch)
+        # Each document has two tokens or more, so that exactly one is at position 1. At position 0
+        # are the first token of each document, and padding.
         positions = batch["position_ids"]
         documents = int((positions == 1).sum())
         behind_first = int((positions > 0).sum())

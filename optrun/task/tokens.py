@@ -52,9 +52,13 @@ def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
     Both are empty for GPT-2. They are found by encoding "a" with and without special tokens. A
     model that has never seen a text without them predicts badly if they are missing.
+
+    Example: BERT encodes "a" to [101, 1037, 102], and to [1037] without special tokens: ([101],
+    [102]).
     """
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     ids: list[int] = tokenizer("a")["input_ids"]
+    # Where the plain ids are among all ids.
     begin = 0
     for start in range(len(ids) - len(plain) + 1):
         if ids[start : start + len(plain)] == plain:
