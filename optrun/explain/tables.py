@@ -48,6 +48,7 @@ def data_lines(facts: Facts) -> list[str]:
     data = facts.data
     if data is None:
         return []
+    # 1. The numbers of rows.
     line = (
         f"data   {plural(data.train_rows, 'row')} for training, {data.eval_rows:,} for evaluation"
     )
@@ -55,10 +56,14 @@ def data_lines(facts: Facts) -> list[str]:
         line += f" (few: one of them is {100 / data.eval_rows:.1f} %)"
     if data.facts is None:
         return ["", line]
+
+    # 2. Facts of the rows, or of a sample of them.
     if data.looked_at != (data.train_rows, data.eval_rows):
         train_rows, eval_rows = data.looked_at
         line += f"; the figures below are of {train_rows:,} and {eval_rows:,} of them:"
     lines = ["", line, *data_check(data.facts)]
+
+    # 3. An example.
     if data.example is not None:
         lines += ["", "the first training row; what carries loss stands between « and »:"]
         lines += [f"  {line}" for line in data.example.splitlines()]
@@ -66,10 +71,12 @@ def data_lines(facts: Facts) -> list[str]:
 
 
 def _headline(facts: Facts) -> RenderableType:
-    """Lay out the facts of the whole run: model, optimizer, groups, ranks, schedule, branch."""
+    """Lay out the facts of the whole run: model, optimizer, groups, ranks, schedule, fork."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
+
+    # 1. Model and optimizer.
     groups = len({tensor.group for tensor in facts.tensors})
     frozen = f", {count(facts.frozen_parameters)} frozen" if facts.frozen else ""
     parameters = f"{count(facts.parameters)} trainable parameters{frozen}"
@@ -82,6 +89,8 @@ def _headline(facts: Facts) -> RenderableType:
     if facts.options.get("dialect"):
         dialect = str(facts.options["dialect"])
         grid.add_row("dialect", _with_bold_name(dialect, f": {_resolved(facts.options)}"))
+
+    # 2. Parameter groups, with a line for each rule; ranks.
     counts = f": {groups} groups, {len(facts.tensors)} tensors"
     grid.add_row("groups", _with_bold_name(facts.param_groups, counts))
     for index, rule in enumerate(facts.rules):
@@ -93,6 +102,8 @@ def _headline(facts: Facts) -> RenderableType:
             shared = f"a model in {memory.shards} shards"
         ranks = f": {plural(memory.ranks, 'rank')}, {shared}"
         grid.add_row("ranks", _with_bold_name(memory.distributed, ranks))
+
+    # 3. The schedule, and what a fork takes over from its trunk.
     grid.add_row("schedule", _with_bold_name(facts.scheduler, f" {_length(facts)}"))
     if facts.branch is not None:
         fork = facts.branch
@@ -111,7 +122,12 @@ def _with_bold_name(name: str, text: str) -> Text:
 
 
 def _resolved(options: Mapping[str, object]) -> str:
-    """Write the resolved options of a dialect, without options that are null or false."""
+    """Write the resolved options of a dialect, without options that are null or false.
+
+    Example:
+        >>> _resolved({"dialect": "timm", "decoupled": True, "eps": 1e-6, "bias": None})
+        'decoupled=true, eps=1e-06'
+    """
     texts = []
     for key, value in options.items():
         if key != "dialect" and value is not None and value is not False:
@@ -124,11 +140,18 @@ def _length(facts: Facts) -> str:
 
     If only the data decides the length, the warm-up is written in steps or as a share of the run,
     as configured.
+
+    Such as "over 1,000 steps, 100 of them warm-up", "over a run whose length follows from the data,
+    warm-up 10%", or "over a run whose length follows from the data, warm-up 50 steps; drawn for
+    1,000 steps".
     """
     warmup_steps = facts.warmup_steps
+    # 1. The length is known.
     if facts.steps_from != "assumed":
         warmup = f", {warmup_steps:,} of them warm-up" if warmup_steps else ""
         return f"over {facts.steps:,} steps{warmup}"
+
+    # 2. It is not.
     length = "over a run whose length follows from the data"
     if warmup_steps and facts.warmup_share is None:
         length += f", warm-up {warmup_steps:,} steps"
@@ -149,8 +172,11 @@ class _Column:
 
     title: str
     cell: Callable[[GroupFacts], Text]
+    """Makes the cell of a group."""
     footer: str = ""
+    """The total over all groups; empty: none."""
     right: bool = False
+    """Whether cells are aligned on the right."""
 
 
 def _decay_cell(row: GroupFacts) -> Text:
@@ -180,6 +206,7 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
 
+    # 1. Which group it is.
     columns = []
     if varies("layer"):
         columns.append(_Column("layer", lambda row: Text(row.first.layer)))
@@ -188,6 +215,8 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
     )
     if varies("optimizer"):
         columns.append(_Column("optimizer", lambda row: Text(row.first.optimizer)))
+
+    # 2. What the optimizer does with it.
     columns += [
         # A range if the tensors of a group have several; red if it is 0.
         _Column(
@@ -199,6 +228,8 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
     ]
     if any(tensor.adapted is not None for tensor in facts.tensors):
         columns.append(_Column("adapts", _adapts_cell, right=True))
+
+    # 3. How large it is, with totals.
     if width >= NARROW:
         footer = str(len(facts.tensors))
         columns.append(_Column("tensors", lambda row: Text(str(len(row.tensors))), footer, True))
@@ -213,6 +244,7 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
 
 def _table(facts: Facts, width: int) -> Table:
     """Tabulate the groups by layer, with a rule between layers; the last column may wrap."""
+    # 1. The columns.
     columns = _columns(facts, width)
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -232,11 +264,13 @@ def _table(facts: Facts, width: int) -> Table:
             no_wrap=column is not columns[-1],
             overflow="fold",
         )
-    before: GroupFacts | None = None
+
+    # 2. A row for each group.
+    group_before: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
-        if before is not None and before.first.layer != group.first.layer:
+        if group_before is not None and group_before.first.layer != group.first.layer:
             table.add_section()
-        before = group
+        group_before = group
         table.add_row(*(column.cell(group) for column in columns))
     return table
 
@@ -250,22 +284,25 @@ def _memory(facts: Facts) -> Table:
 
     An unknown amount is shown as unknown, and is left out of the total.
     """
+    # 1. The amounts in all, and, with several ranks, those of one rank as text.
     amounts = [facts.weight_bytes, facts.gradient_bytes, facts.state_bytes]
     rank = facts.rank_memory
-    of_rank: list[str] = ["", "", ""]
+    rank_cells: list[str] = ["", "", ""]
     rank_total = ""
     if rank is not None:
         rank_amounts = [rank.weight_bytes, rank.gradient_bytes, rank.state_bytes]
-        of_rank = [f"{size(amount)} per rank" for amount in rank_amounts]
+        rank_cells = [f"{size(amount)} per rank" for amount in rank_amounts]
         rank_total = f"{size(sum(filter(None, rank_amounts)))} per rank"
+
+    # 2. A row for each, and the total.
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     names = ("weights", "gradients", "optimizer")
-    for name, amount, rank_amount in zip(names, amounts, of_rank, strict=True):
-        grid.add_row(name, size(amount), "", rank_amount)
+    for name, amount, rank_cell in zip(names, amounts, rank_cells, strict=True):
+        grid.add_row(name, size(amount), "", rank_cell)
     total = Text(size(sum(filter(None, amounts))), style="bold")
     note = Text(f"{facts.weight_dtype}, without activations", style="dim")
     grid.add_row("memory", total, note, Text(rank_total, style="bold"))

@@ -105,11 +105,12 @@ class TrainingContext:
         if self.stop is not None or self.final:
             return
         reason = reason.encode(errors="backslashreplace").decode()  # it is written to files
-        step = self.global_step
+        # In the hooks of a step it ends with this step, else with the next one.
+        last_step = self.global_step
         if self.step_finished:
-            step += 1
-        if step < self.total_steps:
-            self.stop = StopRequest(self.caller, reason, step)
+            last_step += 1
+        if last_step < self.total_steps:
+            self.stop = StopRequest(self.caller, reason, last_step)
 
     def request_save(self) -> None:
         """Save a checkpoint at the end of this step."""

@@ -21,12 +21,17 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     Raises:
         ConfigError: The device does not exist on this machine.
     """
+    # 1. One of several ranks.
     if local_rank is not None:
         return _device_of_rank(name, local_rank)
+
+    # 2. The best device.
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+    # 3. A given device, which must exist here; `cuda` is `cuda:0`.
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -55,6 +60,7 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
     Raises:
         ConfigError: A device other than auto, cpu and cuda, or fewer GPUs than ranks.
     """
+    # 1. The kind of device, the same for all ranks.
     kind = name
     if name == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,6 +71,8 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
         )
     if kind == "cpu":
         return torch.device("cpu")
+
+    # 2. The GPU of this rank.
     count = torch.cuda.device_count()
     if count == 1:
         local_rank = 0

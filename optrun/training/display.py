@@ -111,11 +111,11 @@ class PlainDisplay(Display):
         """
         line = plain_line(record, self.total, width=_WIDTH, main_metric=self.main_metric)
         step = int(record["step"])
-        done = step - self.first
-        if done == 0:
+        steps_of_this_start = step - self.first
+        if steps_of_this_start == 0:
             self.begun = time.monotonic()
         elif step < self.total:
-            seconds_per_step = (time.monotonic() - self.begun) / done
+            seconds_per_step = (time.monotonic() - self.begun) / steps_of_this_start
             line += f"  left {duration(seconds_per_step * (self.total - step))}"
         self.note(line)
 
@@ -124,10 +124,13 @@ class PlainDisplay(Display):
         log.info(text)
         console = self.console
         line = printable(text)
+        # 1. By rich, on a terminal and where it does more than write.
         if console.quiet or console.record or console.is_terminal or console.is_jupyter:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        try:  # rich would write the same into a file, after 0.1 ms of layout
+
+        # 2. Into a file or pipe, where rich would write the same after 0.1 ms of layout.
+        try:
             console.file.write(f"{line.expandtabs()}\n")
             console.file.flush()
         except BrokenPipeError:
@@ -163,6 +166,7 @@ def plain_line(
         'step 10/20  epoch 0.50  train/loss 2.5  train/lr 0.001'
     """
     columns = [f"step {record['step']}/{total}", f"epoch {record.get('epoch', 0):.2f}"]
+    # Evaluations come last, the main metric first among them.
     names = sorted(record, key=lambda name: (name.startswith("eval/"), name != main_metric))
     for name in names:
         value = record[name]

@@ -46,6 +46,7 @@ class EarlyStopping(Callback):
         the best.
         """
         value = metrics[self.ranking.metric]
+        # 1. The first evaluation; a better one, perhaps by less than the threshold; a worse one.
         if self.best is None:
             self.counter = 0
             self.best = value
@@ -58,6 +59,8 @@ class EarlyStopping(Callback):
             self.best = value
         else:
             self.counter += 1
+
+        # 2. Too many in a row without improvement.
         if self.counter >= self.patience:
             by_more = f" by more than {self.threshold:g}" if self.threshold else ""
             training.request_stop(

@@ -116,6 +116,7 @@ class Hooks:
             Exception: The first error, if the run had finished. Otherwise errors are only noted,
                 since the caller raises what ended the run.
         """
+        # 1. Call all of them.
         has_finished = status == "finished"
         errors = list[Exception]()
         for key, component in self._components_with["on_train_end"]:
@@ -125,6 +126,8 @@ class Hooks:
                 errors.append(error)
                 if has_finished:
                     status = "failed"
+
+        # 2. Raise the first error, or note all of them.
         if has_finished and errors:
             raise errors[0]
         for failure in errors:
@@ -134,7 +137,7 @@ class Hooks:
         """Freeze the states of components, before an evaluation only the end of the run needs.
 
         `state_dict` returns the frozen states from then on, so that a prolonged run continues as if
-        it had not ended. Later calls do nothing.
+        it had not ended. Sets `training.final`. Later calls do nothing.
         """
         if not self.training.final:
             self._final_state = self.state_dict()
@@ -201,7 +204,7 @@ class Hooks:
                 raises_now = not is_callback and isinstance(error, OptrunError | OSError)
                 if raises_now or not deferred:
                     raise
-                self.failure = self.failure or error
+                self.failure = self.failure or error  # the first one
 
     def _call_one(self, key: str, component: object, hook: str, *args: object) -> None:
         """Call a hook of one component; guard the run's states against a user's callback."""

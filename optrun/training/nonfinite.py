@@ -46,6 +46,8 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     """
     state = setup.state
     world = setup.train_step.world
+
+    # 1. Find what is not finite: gradients and weights on any rank, losses of micro-batches.
     parameters = dict(setup.model.named_parameters())
     gradients = {}
     for name, param in parameters.items():
@@ -54,6 +56,8 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     bad_gradients = world.merge_names(_nonfinite_names(gradients))
     bad_weights = world.merge_names(_nonfinite_names(parameters))
     bad_losses = [number for number, loss in enumerate(result.losses) if not math.isfinite(loss)]
+
+    # 2. Write the message. `examples` has the numbers of the examples of each micro-batch.
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
     first_examples = list(chain.from_iterable(examples))[:8]
@@ -68,6 +72,8 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     scale = float(scaler.get_scale()) if scaler.is_enabled() else None
     if scale is not None and scale < 1:
         message += f" The loss scale is {scale:g} already; a lower one would not help."
+
+    # 3. Collect the values of the report.
     epoch, _ = setup.plan.locate(state.position)
     values = {
         "step": state.global_step + 1,

@@ -92,7 +92,10 @@ class Progress:
                 state.window_measures[name] = state.window_measures.get(name, 0.0) + total
 
     def metrics(self) -> dict[str, float]:
-        """Compute the metrics of training since the last line; its weight must be above 0."""
+        """Compute the metrics of training since the last line, by name such as `train/loss`.
+
+        There must have been a step with a finite loss since then: `window_weight` is above 0.
+        """
         state = self.setup.state
         values = {
             "train/loss": state.window_loss / state.window_weight,
@@ -124,18 +127,21 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
         >>> learning_rates([{"lr": 0.1, "layer": "head"}, {"lr": 0.05, "layer": "block 3"}])
         {'train/lr': 0.1, 'lr/head': 0.1, 'lr/block_03': 0.05}
     """
+    # 1. All groups are alike.
     rates = [float(group["lr"]) for group in groups]
-    peak = {"train/lr": max(rates)}
+    largest = {"train/lr": max(rates)}
     if len(set(rates)) == 1:
-        return peak
+        return largest
+
+    # 2. The largest lr of each layer, if layers differ.
     layers: dict[str, float] = {}
     for group, rate in zip(groups, rates, strict=True):
         if group.get("layer"):
             name = _metric_of_layer(str(group["layer"]))
             layers[name] = max(layers.get(name, 0.0), rate)
     if len(set(layers.values())) > 1:
-        return {**peak, **layers}
-    return peak
+        return {**largest, **layers}
+    return largest
 
 
 @cache

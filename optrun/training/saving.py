@@ -50,7 +50,7 @@ class Saving:
         """
         if self.world.size == 1:
             return Requests()
-        stop = self.signal_handler.stop_signal or 0
+        stop = self.signal_handler.stop_signal or 0  # 0: none; -1: the time budget
         has_done_a_step = self.state.global_step > self._first_step
         if not stop and self.world.is_main and has_done_a_step and self._time_is_spent():
             stop = -1
@@ -68,17 +68,22 @@ class Saving:
             OptrunError: Ranks have different weights.
             StorageError: As `CheckpointManager.save`.
         """
-        if self.world.size == 1:  # several ranks agreed on it before the step
+        # 1. Take the request of a signal or callback. (Several ranks exchanged it before the step.)
+        if self.world.size == 1:
             self.training.save_requested |= self.signal_handler.take_save_request()
         is_requested = self.training.save_requested
         self.training.save_requested = False
+
+        # 2. Decide; rank 0 has the checkpoints to compare with.
         checkpoints = self.checkpoints
         step = self.state.global_step
         if not checkpoints.enabled:
             return
         due = last or is_requested or checkpoints.is_scheduled(step)
-        if not due and evaluated:  # rank 0 has the checkpoints to compare with
+        if not due and evaluated:
             due = self.world.broadcast(self.world.is_main and checkpoints.is_among_best())
+
+        # 3. Save; the time of it does not count in the rates.
         if due:
             start = self.progress.clock()
             beat(Phase.saving, step)
@@ -95,14 +100,18 @@ class Saving:
         Raises:
             NonFiniteError: The last step turns out to have a non-finite loss or gradient norm.
         """
+        # 1. Is there something to save? On several ranks the others would have to take part, and do
+        # not know of the error.
         if self.world.size > 1:
-            return  # other ranks would have to take part, and do not know of the error
+            return
         self.finish_pending_step()
         step = self.state.global_step
         if step == self._first_step or not self.checkpoints.enabled:
             return
         if self.setup.train_step.has_uncounted_update:
             return
+
+        # 2. Save it. The error that ends the run matters more than one of the save.
         try:
             self.checkpoints.save_now()
         except (Exception, SystemExit) as error:
@@ -152,11 +161,14 @@ class Saving:
         step = self.state.global_step
         run_dir = self.training.run_dir
         resume_command = self.training.command(f"resume={run_dir}")
+        # 1. Why.
         if request > 0:
             why = f"{signal.Signals(request).name} received"
         else:
             seconds = self.setup.config.max_seconds
             why = f"the time budget is spent (training.max_seconds={seconds:g})"
+
+        # 2. There is nothing to save, or nothing may be saved.
         if not self.checkpoints.enabled:
             raise StoppedEarly(
                 f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step"
@@ -167,6 +179,8 @@ class Saving:
                 f"{why} before the first step: there is nothing to save yet. Start again with:"
                 f" {resume_command} (or the same command with resume=auto)"
             )
+
+        # 3. Save.
         refuse_different_weights(self.setup.model, self.world, step)
         self.checkpoints.save_now()
         raise StoppedEarly(

@@ -108,6 +108,8 @@ class TrainState:
     def copy_before_end(self, *, due: bool) -> Ended:
         """Copy the values to be changed by the evaluation at the end of the run.
 
+        If the run is prolonged, `drop_end_results` puts them back.
+
         Args:
             due: Whether this evaluation is scheduled anyway. Then its results stay if the run is
                 prolonged, and only `last` is copied, which also has the metrics of the last line.
@@ -128,12 +130,15 @@ class TrainState:
         self.without_end = {}
 
     def empty_window(self) -> PlainDict:
-        """Reset the counters since the last line of metrics; return their values by name."""
+        """Reset the counters since the last line of metrics; return their values by name.
+
+        They are all attributes `window_...`: `{"window_loss": 34.5, "window_weight": 12, ...}`.
+        """
         window = {}
-        for name, start in vars(TrainState()).items():
+        for name, zero in vars(TrainState()).items():  # of a new state
             if name.startswith("window_"):
                 window[name] = getattr(self, name)
-                setattr(self, name, start)
+                setattr(self, name, zero)
         return window
 
     def to_dict(self) -> PlainDict:
