@@ -198,7 +198,13 @@ def _check_skips_missing_gradients(build: Build) -> None:
 
 
 def _check_depends_on(name: str, key: str, settings: Sequence[Mapping[str, Any]]) -> None:
-    """Check that two settings, which differ in one option, lead to other weights in 24 steps."""
+    """Check that two settings, which differ in one option, lead to other weights in 24 steps.
+
+    Args:
+        name: The optimizer.
+        key: The option.
+        settings: Two mappings of keywords, `lr` among them.
+    """
     weights = []
     for options in settings:
         params = {path: Parameter(param.detach().double()) for path, param in _params().items()}

@@ -233,17 +233,24 @@ def result_of(outcome: Outcome) -> Result:
 
 
 def _from_pretrained(folder: Path) -> PreTrainedModel:
-    """Load a saved model with the class that its configuration names."""
+    """Load a saved model with the class that its configuration names, in evaluation mode.
+
+    Turns off the warnings and progress bars of transformers in this process.
+
+    Raises:
+        CheckpointError: transformers has no class of this name.
+    """
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    names = transformers.AutoConfig.from_pretrained(str(folder)).architectures or [""]
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
+    architectures = transformers.AutoConfig.from_pretrained(str(folder)).architectures or [""]
+    class_name = architectures[0]
+    model_class = getattr(transformers, class_name, None)
+    if model_class is None:
         raise CheckpointError(
-            f"{folder}: transformers has no model class {names[0]!r}. Load the folder with the"
+            f"{folder}: transformers has no model class {class_name!r}. Load the folder with the"
             " from_pretrained of that class."
         )
-    model: PreTrainedModel = kind.from_pretrained(str(folder))
+    model: PreTrainedModel = model_class.from_pretrained(str(folder))
     return model.eval()

@@ -18,7 +18,7 @@ DEFAULT_CHOICE = "adamw"
 
 
 def run(arguments: VerbArguments, output: ProofConsole) -> int:
-    """Compare the configured optimizer with another, and print the result.
+    """Compare the steps of the configured optimizer with those of another, and print the result.
 
     Returns:
         0 if both are equal, else 1.

@@ -45,10 +45,14 @@ once.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Plan or continue a confirmation, run it as a sweep, and report.
+    """Plan or continue a confirmation of a sweep's best configurations, run it, and report.
 
     Returns:
-        The exit code of the sweep.
+        The exit code of its runs, which are a sweep of their own.
+
+    Raises:
+        ConfigError: An override says anything but where the runs are launched, or a value is
+            invalid.
     """
     sweep = locate(arguments.positional[0]).runs_folder
     for token in arguments.overrides:

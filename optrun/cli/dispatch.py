@@ -10,7 +10,9 @@ from optrun.cli.verbs import VERBS
 
 
 def dispatch(argv: list[str]) -> int:
-    """Load the named plugins, and run the verb.
+    """Load the named plugins, and run the verb, or without a verb train.
+
+    `--version` and a lone `--help` are answered here. A closed pipe, as of `| head`, is no error.
 
     Args:
         argv: Command-line arguments after `optrun`.

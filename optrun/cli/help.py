@@ -72,13 +72,15 @@ def _explain_key(key: str) -> str:
     Raises:
         ConfigError: No choice has the key; the message names the nearest keys, or all groups.
     """
-    choices_by_entry: dict[Entry, list[str]] = {}  # no choices for a key of the top level
+    # 1. All entries of the reference; a key of the top level has no choices.
+    choices_by_entry: dict[Entry, list[str]] = {}
     for entry in reference.top_level():
         choices_by_entry[entry] = []
     for group, choices in CHOICES.items():
         for choice in choices:
             for entry in reference.entries(group, choice):
                 choices_by_entry.setdefault(entry, []).append(f"{group}={choice}")
+    # 2. Those of the key.
     lines: list[str] = []
     for entry, choices_with_entry in choices_by_entry.items():
         if entry.key == key:
@@ -87,7 +89,8 @@ def _explain_key(key: str) -> str:
                 lines += _columns("", f"with {', '.join(choices_with_entry)}")
     if lines:
         return "\n".join(lines)
-    close = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]]  # a choice's name
+    # 3. None: suggest the choice of this name, or the nearest keys and groups.
+    close = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]]
     if not close:
         known_keys = [*CHOICES, *(entry.key for entry in choices_by_entry)]
         close = nearest(key, dict.fromkeys(known_keys))

@@ -89,7 +89,7 @@ def _complete(hydra: Hydra, config_name: str, tokens: list[str]) -> None:
 
 
 def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Namespace) -> None:
-    """Print the answer to `--cfg` or `--info`.
+    """Print the answer to `--cfg` or `--info`, as Hydra does; optrun only words the errors.
 
     Args:
         hydra: Composes configurations.

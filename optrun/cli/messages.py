@@ -92,6 +92,9 @@ def storage_error(error: OSError) -> StorageError | None:
 def _say_unexpected(error: Exception | SystemExit, argv: list[str]) -> int:
     """Print an error of a disk or a plugin; raise any other error.
 
+    An error of a full, broken or read-only disk is told as such, even if it comes from a plugin.
+    Then come errors from the code of a plugin, then other errors that name a file.
+
     Returns:
         The exit code.
     """

@@ -61,7 +61,10 @@ def groups(config_folder: str | None) -> dict[str, list[str]]:
     names_by_group: dict[str, set[str]] = {
         group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()
     }
-    for root in (config_dir(), *([Path(config_folder)] if config_folder else [])):
-        for path in root.glob("*/*.yaml"):  # one's own may have the name of one of ours
+    folders = [config_dir()]
+    if config_folder:
+        folders.append(Path(config_folder))
+    for folder in folders:
+        for path in folder.glob("*/*.yaml"):  # one's own may have the name of one of ours
             names_by_group.setdefault(path.parent.name, set()).add(path.stem)
     return {group: sorted(names) for group, names in sorted(names_by_group.items())}

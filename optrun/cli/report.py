@@ -38,6 +38,9 @@ def run(arguments: VerbArguments) -> int:
 
     Returns:
         0.
+
+    Raises:
+        ConfigError: A folder holds no runs, or a value is invalid.
     """
     typed = arguments.key_values
     from rich.console import Console

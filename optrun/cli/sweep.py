@@ -162,17 +162,18 @@ def run_points(
     *,
     again: str,
 ) -> SweepOutcome:
-    """Run given points as a sweep, then compare.
+    """Run given points as a sweep, one job for each, then compare.
 
-    The sweeper of the recipe gives only the options of `PLACES`, such as its devices.
+    Of the sweeper in the configuration only the options are used that say where jobs run, such as
+    its devices (see `PLACES`); its grids and parameters are not.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
         command_line: The command line, with Hydra's overrides only.
         caller: The command line or a Python program, and where it prints.
         points: The overrides of each job.
-        compare: Called when the sweep has ended.
-        again: The command that continues the sweep.
+        compare: Called with the folder and the exit code when the sweep has ended.
+        again: The command that continues the sweep, for messages.
     """
     command = _command(hydra, command_line)
     cfg = store.compose(hydra, command.config_name, list(command.overrides), RunMode.MULTIRUN)

@@ -67,6 +67,7 @@ def _refuse_if_trained_on(
     job_name = _trained_on(directory, path.partition("=")[2])
     if job_name is None:
         return
+    # The first file that changed, is gone or is new.
     file = next(file for file in {**before, **now} if before.get(file) != now.get(file))
     raise ConfigError(
         f"{path}: {file} was {before.get(file, 'missing')} when {job_name} was trained,"

@@ -129,14 +129,16 @@ def _refuse_alone(rank_info: Launched, args: argparse.Namespace) -> None:
     Overrides `distributed=` and `resume=`, a recipe and a folder of choices may ask for distributed
     training. With one of them, and under torchrun, this is checked after composition.
     """
-    is_in_overrides = any(
-        token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides
-    )
-    is_checked_later = args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ
-    if rank_info.size > 1 and not is_in_overrides and not is_checked_later:
-        from optrun.launch.rank_checks import refuse_one_process
+    if rank_info.size == 1:
+        return
+    for token in args.overrides:
+        if token.lstrip("+").startswith(("distributed=", "resume=")):
+            return
+    if args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    from optrun.launch.rank_checks import refuse_one_process
 
-        refuse_one_process(rank_info)
+    refuse_one_process(rank_info)
 
 
 def _join(

@@ -83,7 +83,8 @@ def _examine(
 ) -> tuple[dict[Path, list[str]], list[str], list[Path]]:
     """Compare folders with their manifests: one checkpoint, or all saved folders of a run.
 
-    A checkpoint that the run deletes meanwhile is left out.
+    These are the checkpoints, newest first, the model and the tokenizer. A checkpoint that the run
+    deletes meanwhile is left out.
 
     Args:
         run: The run directory.

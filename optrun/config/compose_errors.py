@@ -50,6 +50,7 @@ def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> C
     if isinstance(error, MissingConfigException):
         return _missing_file_error(hydra, config_name, str(error.missing_cfg_file))
     cause = error.__cause__ or error.__context__
+    # Hydra begins with the configuration that it merged: "In 'optimizer/mine': ...".
     config_path = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and config_path and config_path[1] in READ:
         return _merge_error(config_path[1], cause)

@@ -23,14 +23,16 @@ def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float 
         _parent_: The scheduler's mapping, passed by OmegaConf.
         _root_: The configuration of the run, or the scheduler alone.
     """
+    if _parent_.get("num_warmup_steps") is not None:
+        return None
     if "optimizer" in _root_:
         schema = OmegaConf.get_type(_root_, "optimizer")
         if not getattr(schema, "DEFAULT_WARMUP", True):
             return None
-    restarts = getattr(_root_.get("branch_schedule"), "value", None) == "restart"
+    if getattr(_root_.get("branch_schedule"), "value", None) == "restart":
+        return None
     steps = OmegaConf.select(_root_, "training.max_steps")
-    is_short = steps is not None and steps * ratio < 1
-    if restarts or is_short or _parent_.get("num_warmup_steps") is not None:
+    if steps is not None and steps * ratio < 1:
         return None
     return float(ratio)
 

@@ -84,6 +84,8 @@ class Leader:
 def follow_leader(rank: Rank, rendezvous: Rendezvous) -> int:
     """Receive the run from rank 0, and train as another rank of a launcher.
 
+    Waits for rank 0 as long as that may take to compose the run.
+
     Returns:
         The exit code: that of rank 0 if it has refused to start, and has printed why.
 

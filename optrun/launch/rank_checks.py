@@ -38,7 +38,10 @@ def device_count(config: RunConfig) -> int | None:
 
 
 def idle_note(config: RunConfig) -> str | None:
-    """Write a note on GPUs left idle by a run in one process; None without any."""
+    """Write a note on GPUs left idle by a run in one process.
+
+    None for a distributed run, and on a machine with at most one GPU.
+    """
     count = device_count(config) or 0
     if isinstance(config.distributed, RanksConfig) or count < 2:
         return None
@@ -171,7 +174,16 @@ def refuse_one_process(launched: Launched) -> NoReturn:
 
 
 def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bool) -> None:
-    """Refuse keys decided by the launcher, and restarts of torchrun without a resume."""
+    """Refuse keys decided by the launcher, and restarts of torchrun without a resume.
+
+    Args:
+        typed: Keys on the command line.
+        launched: What the launcher told this process.
+        resumes: Whether the same command, if repeated, continues the run.
+
+    Raises:
+        ConfigError: The message names the key, or torchrun's option.
+    """
     for key in OF_STARTER:
         if key in typed:
             raise ConfigError(

@@ -103,8 +103,9 @@ def train_on_ranks(
 def _record_failure(run: RunDir, error: OptrunError) -> None:
     """Write the error of a run into its summary, since rank 0 may not know it or may be dead.
 
-    Does nothing for other exit codes than 1, or if the summary says that the run has ended
-    otherwise. Errors of writing are ignored: the error of the run matters more.
+    The status becomes `failed`, with the message and the exit code. Does nothing for other exit
+    codes than 1, or if the summary says that the run has finished or was interrupted. Errors of
+    reading and writing are ignored: the error of the run matters more.
     """
     with contextlib.suppress(OSError, ValueError, OptrunError):
         values = read_summary(run.summary)

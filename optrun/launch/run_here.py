@@ -28,7 +28,9 @@ def run_here(
     world: World = ALONE,
     stop_at: int | None = None,
 ) -> Outcome:
-    """Train in a run directory and show the result.
+    """Train in this process in a run directory, and show the result.
+
+    Also rank 0 of several ranks does its part by this; the others call `optrun.runner.train`.
 
     Args:
         request: Configuration and command line.

@@ -304,10 +304,12 @@ def _checker_of(hint: object) -> Check | None:
     For `Annotated[...] | None` it lets None pass. A union of more types has none.
     """
     if get_origin(hint) is Annotated:
-        return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
-    members = get_args(hint)
+        _, *metadata = get_args(hint)
+        return next((extra for extra in metadata if callable(extra)), None)
+    members = list(get_args(hint))
     if len(members) == 2 and NoneType in members:
-        check = _checker_of(members[0] if members[1] is NoneType else members[1])
+        members.remove(NoneType)
+        check = _checker_of(members[0])
         if check is not None:
             return optional(check, ", or null")
     return None
@@ -321,12 +323,13 @@ def checks(schema: type) -> dict[str, Check]:
     """
     checkers: dict[str, Check] = {}
     for key, hint in get_type_hints(schema).items():
-        members = get_args(hint) or (hint,)
+        members = get_args(hint) or (hint,)  # of a union its types, else the type itself
         kinds = [member for member in members if member is not NoneType]
+        kind = kinds[0]
         if kinds == [bool]:
             checkers[key] = optional(flag) if NoneType in members else flag
-        elif isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
-            checkers[key] = one_of(*(member.value for member in kinds[0]))
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            checkers[key] = one_of(*(member.value for member in kind))
     return {**checkers, **ranges(schema)}
 
 
