@@ -110,13 +110,14 @@ def _texts(value: object) -> list[str]:
 def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
     """Map the files of a path or glob to their size and digest.
 
-    Hidden files of a folder, and files that cannot be read, are left out.
+    Left out are hidden files and folders, which no data set is read from, and files that cannot be
+    read.
     """
     path = expand_home(text)
     files = {text: path}
     if path.is_dir():
         inside = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}
-        files = {name: entry for name, entry in inside.items() if not name.startswith(".")}
+        files = {name: entry for name, entry in inside.items() if "/." not in f"/{name}"}
     elif not path.is_file():
         files |= {match: Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207
     descriptions = {}

@@ -461,10 +461,11 @@ def test_a_file_that_changed_is_refused(
 
 
 def test_which_files_a_job_reads(place: Path) -> None:
-    """Of a stream the sizes count; a name of the hub is no file."""
+    """Of a stream the sizes count; a name of the hub is no file, and hidden ones are not read."""
     (place / "rows.jsonl").write_text("{}")
-    (place / "model" / ".git").mkdir(parents=True)
-    for name in ("config.json", ".git/index"):
+    for folder in (".git", "onnx"):
+        (place / "model" / folder).mkdir(parents=True)
+    for name in ("config.json", ".git/index", "onnx/.DS_Store"):
         (place / "model" / name).write_text("{}")
     parts = {
         "code": {"train": f"{place}/rows.jsonl", "streaming": True},
