@@ -58,8 +58,7 @@ def _restore_environment() -> Iterator[None]:
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)
-        if Path.cwd() != folder:
-            os.chdir(folder)
+        os.chdir(folder)
 
 
 @contextmanager

@@ -98,7 +98,8 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
         if key_of(token) in ("resume", "branch_from") or is_hydra(token):
             raise ConfigError(f"{token}: certify starts and resumes no run here; leave it out.")
     notes: list[str] = []
-    # The first optimizer with the dialect; None if `dialect` is an optimizer of a plugin.
+    # The first optimizer with the dialect, or `dialect` itself if that is an optimizer with
+    # dialects; None for any other name, such as an optimizer of a plugin.
     family = family_of(dialect)
     names_optimizer = is_typed("optimizer", overrides) or command_line.names_config
     default_has_dialect = dialect in DIALECTS[DEFAULT_CHOICE]

@@ -106,10 +106,8 @@ def _short_message(error: BaseException) -> str:
     cause = _first_optrun_error(error)
     if cause is not None:
         return str(cause)
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    if lines:
-        return lines[0]
-    return type(error).__name__
+    first_line = str(error).strip().partition("\n")[0]
+    return first_line or type(error).__name__
 
 
 def _missing_file_error(hydra: Hydra, config_name: str, missing: str) -> ConfigError:

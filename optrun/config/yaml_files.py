@@ -178,12 +178,12 @@ def shown(path: Path, line: int | None = None) -> str:
 
     Such as `conf/mine.yaml, line 2`, or `/etc/mine.yaml`.
     """
-    text = str(path.resolve())
-    if path.resolve().is_relative_to(Path.cwd()):
-        text = str(path.resolve().relative_to(Path.cwd()))
+    path = path.resolve()
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
     if line is None:
-        return text
-    return f"{text}, line {line}"
+        return str(path)
+    return f"{path}, line {line}"
 
 
 # Lines of keys

@@ -95,7 +95,8 @@ def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[s
     missing = []
     for kind, name in chosen:
         row = registry.choices(kind).get(str(name))
-        if row is not None and row.origin is not None and f"{kind}={name}" not in recorded_names:
+        is_of_others = row is not None and row.origin is not None
+        if is_of_others and f"{kind}={name}" not in recorded_names:
             missing.append(f"{kind}={name}")
     return missing
 
