@@ -163,6 +163,9 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
 def _layout_of_columns(split: Split, layout_key: ChatLayout | None) -> ChatLayout:
     """Find the layout of a split by its columns; `layout_key` decides between several.
 
+    A layout fits if the split has all columns of it, such as `instruction` and `output`.
+    layout_key: `task.layout`; None: it is not set.
+
     Raises:
         ConfigError: The split lacks columns of every layout, or of `task.layout`; or it has the
             columns of several layouts, and `task.layout` is not set.

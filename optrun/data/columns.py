@@ -274,7 +274,7 @@ def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[
     usual = usual_columns(USUAL_TEXTS, candidates)
     if len(usual) == 1:
         return usual[0]
-    # It is not clear: say why.
+    # It is not clear: say why. A column of texts and numbers has no type, so it is no candidate.
     if not candidates:
         problem = "no column of texts"
         for name in USUAL_TEXTS:
@@ -310,7 +310,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         if column != labels and item_type in _TEXT_TYPES:
             candidates.append(column)
     name = named_column(source.columns, "text_column", split)
-    # 1. The column of the key.
+    # 1. The column of the key. If it holds no lists of texts, mixed lists may be the reason.
     if name is not None:
         if name in candidates:
             return name

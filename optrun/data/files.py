@@ -110,7 +110,9 @@ def _refuse_unused_options(
         formats.update(format_of(key, path, options.format).name for path in paths)
     for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
-        affected = [row.name for row in FORMATS.values() if name in row.options]
+        affected = [
+            file_format.name for file_format in FORMATS.values() if name in file_format.options
+        ]
         has_effect = not formats.isdisjoint(affected)
         if value is None or has_effect:
             continue

@@ -140,8 +140,8 @@ def _read_texts(reading: Reading) -> Dataset:
 _TEXT = ("encoding",)
 _TABLE = ("delimiter", "column_names", "encoding")
 FORMATS: dict[str, Format] = {
-    row.name: row
-    for row in (
+    file_format.name: file_format
+    for file_format in (
         Format("csv", (".csv",), check_text, partial(read_delimited, kind="csv"), _TABLE),
         Format("tsv", (".tsv", ".tab"), check_text, partial(read_delimited, kind="tsv"), _TABLE),
         Format(
@@ -180,8 +180,8 @@ FORMATS: dict[str, Format] = {
 def by_ending() -> dict[str, Format]:
     """Map each ending to its format."""
     formats = {}
-    for row in FORMATS.values():
-        formats.update(dict.fromkeys(row.endings, row))
+    for file_format in FORMATS.values():
+        formats.update(dict.fromkeys(file_format.endings, file_format))
     return formats
 
 
@@ -201,7 +201,7 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
         return FORMATS["classes"]
     # 2. The format that the user names.
     if typed_format is not None:
-        names = [name for name, row in FORMATS.items() if row.endings]
+        names = [name for name, file_format in FORMATS.items() if file_format.endings]
         if typed_format not in names:
             raise ConfigError(
                 f"data.format={typed_format}: unknown format. {did_you_mean(typed_format, names)}"
@@ -222,12 +222,14 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
 
 
 def one_format(key: str, formats: Iterable[Format]) -> Format:
-    """Return the common format of all files; there must be at least one file.
+    """Return the common format of all files, of which there must be at least one.
+
+    formats: The format of each file.
 
     Raises:
         ConfigError: The files have several formats.
     """
-    kinds = {row.name: row for row in formats}
+    kinds = {file_format.name: file_format for file_format in formats}
     if len(kinds) > 1:
         raise ConfigError(
             f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one"
@@ -237,7 +239,7 @@ def one_format(key: str, formats: Iterable[Format]) -> Format:
 
 
 def streamed_format(key: str, file: Path | File) -> Format:
-    """Return the format of a file of a stream by its ending.
+    """Return the format of a file of a stream, here or on the hub, by its ending.
 
     Raises:
         ConfigError: The file is compressed, or of a format that cannot be read in the middle.
@@ -249,7 +251,9 @@ def streamed_format(key: str, file: Path | File) -> Format:
             " Unpack it, or write it as parquet, which is compressed inside."
         )
     streamed = {
-        name: row for name, row in by_ending().items() if row.stream and name not in row.unstreamed
+        suffix: file_format
+        for suffix, file_format in by_ending().items()
+        if file_format.stream and suffix not in file_format.unstreamed
     }
     if ending not in streamed:
         raise ConfigError(
@@ -302,11 +306,11 @@ def _check_content(path: Path, kind: Format, encoding: str | None) -> tuple[str,
         raise UnreadableFileError(
             "this is a pointer of Git LFS, not the data themselves. Fetch them: git lfs pull"
         )
-    for row in FORMATS.values():
-        if row.magic and raw.startswith(row.magic) and row.name != kind.name:
+    for other in FORMATS.values():
+        if other.magic and raw.startswith(other.magic) and other.name != kind.name:
             raise UnreadableFileError(
-                f"cannot be read as {kind.name}: its bytes are {row.name}. Call it"
-                f" {name_with_ending(path, row.endings[0])}."
+                f"cannot be read as {kind.name}: its bytes are {other.name}. Call it"
+                f" {name_with_ending(path, other.endings[0])}."
             )
     # 2. By all of it, as the format itself says.
     return kind.check(path, kind.name, encoding)

@@ -338,7 +338,11 @@ def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]
 
 
 def _read_eval_split(split: str, files: list[HubFile]) -> Split:
-    """Fetch the files of an evaluation split and read them like local files."""
+    """Fetch the files of an evaluation split, at least one, and read them like local files.
+
+    Raises:
+        ConfigError: They cannot be fetched or read, or are not of one format that a stream takes.
+    """
     from huggingface_hub import hf_hub_download
 
     key = f"split {split}"

@@ -204,7 +204,8 @@ def _collate_unless_refused(
 ) -> Batch:
     """Collate examples to a batch; if one was refused, return `{"refused": error}` instead.
 
-    Examples marked `left_out` are dropped, except one if the batch has no other.
+    Examples marked `left_out` are dropped, except one if the batch has no other. The examples of a
+    mixture have the number of their source, which the batch gets as a tensor.
     """
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:

@@ -34,7 +34,7 @@ class LocalFile:
 
     @staticmethod
     def of(key: str, path: Path) -> LocalFile:
-        """Look at a file as it is now."""
+        """Record size and time of change of a file as it is now."""
         entry = path.stat()
         return LocalFile(key, path, entry.st_size, entry.st_mtime_ns)
 

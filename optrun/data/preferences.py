@@ -171,7 +171,7 @@ def _read_side(
 
 
 def preference_texts(source: Source) -> Iterator[str]:
-    """Yield every text of the training rows, for a vocabulary.
+    """Yield every text of the training rows in the columns of pairs, to train a vocabulary.
 
     Raises:
         ConfigError: `chosen` or `rejected` is missing.

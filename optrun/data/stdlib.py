@@ -73,7 +73,7 @@ def stdlib_source(
     """
     files = stdlib_files()
     # Shuffled files: the first blocks of the packed stream are not all from modules that begin with
-    # "a".
+    # "a". The first ones are for evaluation.
     picked = [files[index] for index in generator(0, "split").permutation(len(files))[:max_files]]
     held_files = 0
     if config.eval_fraction:

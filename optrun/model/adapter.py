@@ -309,7 +309,8 @@ def _refuse_to_save(
 ) -> None:
     """Refuse configured modules with a shared weight, or without a parameter of `new`.
 
-    That parameter would stay random, since it is in no file of weights.
+    That parameter would stay random, since it is in no file of weights. saved: The modules that
+    `adapter.modules_to_save` matches.
 
     Raises:
         ConfigError: With the module, and what to do.
@@ -334,7 +335,7 @@ def _refuse_to_save(
 def _target_modules(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str
 ) -> list[str]:
-    """List the modules to put factors beside.
+    """List the modules to put LoRA factors beside.
 
     `target_modules` chooses, then `exclude_modules` and `layers_to_transform` take away.
 
@@ -372,6 +373,8 @@ def _default_targets(
 ) -> list[str]:
     """List all linear modules outside of `saved`, and outside of a language model's head.
 
+    saved: Modules that train in full.
+
     Raises:
         ConfigError: There is none.
     """
@@ -391,6 +394,11 @@ def _named_targets(
     names: str | Sequence[str], model: PreTrainedModel, saved: Sequence[str]
 ) -> list[str]:
     """List the modules named in `adapter.target_modules`, without those inside of `saved`.
+
+    Args:
+        names: Names, or one regular expression, as `match_modules` reads them.
+        model: Without factors.
+        saved: Modules that train in full.
 
     Raises:
         ConfigError: A name fits no module, or all are inside of `saved`; a module shares its weight
@@ -418,6 +426,10 @@ def _named_targets(
 
 def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[str]:
     """Select the modules inside of some layers; a module outside of all layers is left out.
+
+    Args:
+        layers: The number of a layer, or several: `adapter.layers_to_transform`.
+        targets: Names of the modules to select from.
 
     Raises:
         ConfigError: A layer has none of them.
@@ -476,7 +488,7 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 
 def _find_adapter_modules(model: nn.Module) -> AdapterModules:
-    """Find peft's modules in a model, by their names."""
+    """Find the modules of a model that peft has replaced: those with factors, and copied ones."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 

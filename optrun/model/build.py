@@ -211,7 +211,7 @@ def _redraw_head(
 
     Args:
         auto: The transformers class that builds the model.
-        model: The model.
+        model: Changed in place.
         config: The model choice.
         spec: Has the classes of the rows.
         new: Parameters that are drawn already; they stay.

@@ -97,8 +97,8 @@ def _why_no_weights(folder: Path) -> str | None:
 def weight_files(folder: Path) -> Iterable[Path]:
     """List the safetensors of a folder, also those of its index, each once.
 
-    Files that an index names may be missing. A malformed index is skipped: transformers says what
-    is wrong with it.
+    The files of the folder come first. Files that an index names may be missing. A malformed index
+    is skipped: transformers says what is wrong with it.
 
     Raises:
         ConfigError: An index cannot be read.

@@ -233,6 +233,7 @@ def train_tokenizer(
             "data: the training rows have no text to learn a vocabulary from: the text column is"
             " empty. Name another column or file."
         )
+    # The texts are read twice: for the key of the cache, and to train.
     libraries = versions("tokenizers", "transformers")
     settings = ("bpe-2", libraries, kind, str(vocab_size), str(MIN_FREQUENCY))
     folder = cached(
