@@ -1,6 +1,6 @@
-"""Types of JSON and YAML mappings."""
+"""Types of JSON and YAML mappings, and dotted names in them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PlainDict = dict[str, Any]
@@ -21,6 +21,18 @@ def lookup(values: object, *keys: str) -> Any:
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
+
+
+def is_inside_any(name: str, outer_names: Iterable[str]) -> bool:
+    """Tell whether a dotted name is one of some names, or inside of one of them.
+
+    Example:
+        >>> is_inside_any("data.eval.dev", ["data.eval"])
+        True
+        >>> is_inside_any("data.eval_fraction", ["data.eval"])
+        False
+    """
+    return any(name == outer or name.startswith(f"{outer}.") for outer in outer_names)
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:

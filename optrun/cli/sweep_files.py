@@ -8,9 +8,9 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
-from optrun.base.plain import PlainMapping, flat
+from optrun.base.plain import PlainMapping, flat, is_inside_any
 from optrun.base.reading import expand_home, read_json
-from optrun.config.original_cwd import is_path, path_keys
+from optrun.config.original_cwd import path_keys
 from optrun.config.saved import read_config
 from optrun.data.cache import digest_file
 from optrun.sweeper.folder import SweepDir
@@ -90,7 +90,7 @@ def contents_of(values: PlainMapping) -> dict[str, dict[str, str]]:
     leaves = flat(values)
     contents = {}
     for key, value in leaves.items():
-        if not is_path(key, keys):
+        if not is_inside_any(key, keys):
             continue
         is_stream = bool(leaves.get(f"{key.rpartition('.')[0]}.streaming"))
         is_large = is_stream or key == "data.path"

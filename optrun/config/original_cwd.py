@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,6 @@ def _schema_paths(prefix: str, kind: str, name: str | None, values: Any) -> list
         items = (values or {}).get(mapping) or {}  # such as `mixture.*.train`
         keys += [f"{prefix}.{mapping}.{item}.{rest}" for item in items]
     return keys
-
-
-def is_path(key: str, path_keys: Iterable[str]) -> bool:
-    """Tell whether a dotted key is one of the keys of paths, or below one.
-
-    `data.eval.dev` is one of several evaluation sets.
-
-    Example:
-        >>> is_path("data.eval.dev", ["data.eval"]), is_path("data.eval_fraction", ["data.eval"])
-        (True, False)
-    """
-    return any(key == path_key or key.startswith(f"{path_key}.") for path_key in path_keys)
 
 
 def same_files(before: object, after: object, folder: Path | None) -> bool:

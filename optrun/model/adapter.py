@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError, message_in_one_line
 from optrun.base.formatting import plural
+from optrun.base.plain import is_inside_any
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.model.adapter_modules import (
@@ -134,7 +135,7 @@ def inject_adapter(
     notes = []
     if quantized:
         skipped = [*saved, *head_modules(model)]
-        frozen = [path for path in linear_modules(model) if not _is_inside_any(path, skipped)]
+        frozen = [path for path in linear_modules(model) if not is_inside_any(path, skipped)]
         notes.append(quantize(model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
@@ -300,7 +301,7 @@ def _modules_to_save(
         if not (is_norm and ends_other_name):
             saved.append(path)
     # 3. The modules of new parameters that are not in it.
-    new_modules = [name.rpartition(".")[0] for name in new if not _is_inside_any(name, saved)]
+    new_modules = [name.rpartition(".")[0] for name in new if not is_inside_any(name, saved)]
     return [*saved, *dict.fromkeys(new_modules)]
 
 
@@ -324,7 +325,7 @@ def _refuse_to_save(
                 " apart. Leave it out."
             )
     for name in new:
-        if not _is_inside_any(name, saved):
+        if not is_inside_any(name, saved):
             raise ConfigError(
                 f"{key}={config.modules_to_save}: {name} is not in the model's weights, so it"
                 f" would stay random. Name its module, too, such as {name.rpartition('.')[0]}, or"
@@ -381,7 +382,7 @@ def _default_targets(
     skipped = list(saved)
     if auto_class in _LANGUAGE_MODELS:
         skipped += head_modules(model)
-    targets = [path for path in linear_modules(model) if not _is_inside_any(path, skipped)]
+    targets = [path for path in linear_modules(model) if not is_inside_any(path, skipped)]
     if not targets:
         raise ConfigError(
             f"adapter.target_modules={config.target_modules or 'null'}: {type(model).__name__} has"
@@ -407,7 +408,7 @@ def _named_targets(
     key = "adapter.target_modules"
     modules = [name for name, _ in model.named_modules() if name]
     matched = match_modules(key, names, modules, linear_modules(model))
-    targets = [path for path in matched if not _is_inside_any(path, saved)]
+    targets = [path for path in matched if not is_inside_any(path, saved)]
     if not targets:
         raise ConfigError(
             f"{key}={names}: matches only modules that train in full ({', '.join(saved)}), and"
@@ -469,11 +470,6 @@ def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
                 f"adapter.{key}={pattern}: no module with factors has such a name."
                 f" {near_names(pattern, list(leaves))}"
             )
-
-
-def _is_inside_any(name: str, paths: Iterable[str]) -> bool:
-    """Tell whether a module or parameter is one of some modules, or inside one of them."""
-    return any(name == path or name.startswith(f"{path}.") for path in paths)
 
 
 def _refuse_running_statistics(model: nn.Module) -> None:

@@ -9,14 +9,14 @@ from hydra.core.override_parser.types import Override
 
 from optrun.artifacts.forks import KEY
 from optrun.base.errors import ConfigError
-from optrun.base.plain import PlainMapping
+from optrun.base.plain import PlainMapping, is_inside_any
 from optrun.config import saved, store
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import is_open_mapping, open_prefix, raw_value
 from optrun.config.kind import KIND, saved_kind
 from optrun.config.literal import in_grammar
-from optrun.config.original_cwd import is_path, path_keys
+from optrun.config.original_cwd import path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.tokens import OTHER_LENGTH, key_of
@@ -173,7 +173,7 @@ def merge_trunk_overrides(
             replaced = (key, *_GOES_WITH.get(key, ()))
         else:
             replaced = (key, OTHER_LENGTH.get(key, key))
-        trunk_tokens = [word for word in trunk_tokens if not _is_below(word, replaced)]
+        trunk_tokens = [word for word in trunk_tokens if not is_inside_any(key_of(word), replaced)]
         if key == "training.num_train_epochs":  # epochs count only without a number of steps
             trunk_tokens.append("training.max_steps=null")
     choices = [token for token in trunk_tokens if key_of(token) in GROUPS]
@@ -199,12 +199,6 @@ def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: O
     return section.get(KIND, name) == name or name not in GROUPS[group]
 
 
-def _is_below(token: str, keys: Sequence[str]) -> bool:
-    """Tell whether an override sets one of the keys, or a key below one of them."""
-    key = key_of(token)
-    return any(key == other_key or key.startswith(f"{other_key}.") for other_key in keys)
-
-
 def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
     """Refuse a branch with another model, other data or another position in the data.
 
@@ -227,7 +221,7 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
     paths = path_keys(values)
     refused = []
     for key, (before, now) in saved.differences(trunk, values).items():
-        if key.startswith(_HARMLESS) or is_path(key, paths):
+        if key.startswith(_HARMLESS) or is_inside_any(key, paths):
             continue
         if key in fixed_keys or key.startswith(("model.", "task.", "data.")):
             refused.append(f"{key}={in_yaml(now)} (the trunk: {in_yaml(before)})")

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
-from optrun.config.original_cwd import is_path, path_keys, same_files
+from optrun.base.plain import is_inside_any
+from optrun.config.original_cwd import path_keys, same_files
 from optrun.config.saved import differences
 from optrun.config.types import in_yaml
 
@@ -130,7 +131,7 @@ def changes_since(
     return {
         key: pair
         for key, pair in changed.items()
-        if not is_path(key, keys) or not same_files(*pair, started_from)
+        if not is_inside_any(key, keys) or not same_files(*pair, started_from)
     }
 
 

@@ -17,6 +17,7 @@ from optrun.artifacts.manifest import read_manifest, refuse_foreign, refuse_othe
 from optrun.artifacts.metrics import from_json, read_summary, try_read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, OtherFormatError
+from optrun.base.plain import is_inside_any
 from optrun.base.reading import read_text
 from optrun.config.hydra_internals import get_omega_conf_dumper
 from optrun.config.safety import refuse_code_and_secrets
@@ -88,7 +89,7 @@ def read_configuration(
     # 4. An edited file.
     edits = []
     for key, (before, now) in changes.items():
-        if not _is_decided(key, decided_keys):
+        if not is_inside_any(key, decided_keys):
             edits.append((key, before, now))
     if edits:
         changed_keys = ", ".join(f"{key}={now} (was {before})" for key, before, now in edits[:5])
@@ -99,11 +100,6 @@ def read_configuration(
             f" as before, add {key}={before}."
         )
     return saved_values, None
-
-
-def _is_decided(key: str, decided_keys: Sequence[str]) -> bool:
-    """Tell whether a key, or a section around it, was typed."""
-    return any(key == decided or key.startswith(f"{decided}.") for decided in decided_keys)
 
 
 def plugins_of(run: RunDir) -> list[dict[str, object]]:
