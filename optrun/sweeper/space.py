@@ -135,7 +135,14 @@ def _grid(value: RangeSweep) -> BaseDistribution:
     """Convert `range(a, b, step)` to a distribution with steps.
 
     As in Hydra b itself is left out: `range(0, 10, 4)` has the values 0, 4 and 8.
+
+    Raises:
+        ValueError: The range falls.
     """
+    if value.step < 0:
+        raise ValueError(
+            "a range of a search rises. Write its lower end first, with a step above 0."
+        )
     values = value.range()
     steps = len(list(values)) - 1
     if isinstance(values, range):  # all numbers are integers

@@ -73,6 +73,13 @@ def test_grammar(word: str, expected: object) -> None:
     assert distribution(parse(open_hydra(), [word])[0]) == expected
 
 
+@pytest.mark.parametrize("word", ["seed=range(3,1,-1)", "lr=range(0.3,0.1,-0.1)"])
+def test_a_range_that_falls_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        distribution(parse(open_hydra(), [word])[0])
+    assert str(caught.value).startswith(f"{word}: a range of a search rises.")
+
+
 @pytest.mark.parametrize("start", ["0", "0.1", "-0.3", "1e-4", "5.0"])
 @pytest.mark.parametrize("step", ["0.1", "0.3", "0.07", "2.5e-05", "3.0"])
 def test_the_last_value_of_a_range_is_kept(start: str, step: str) -> None:
