@@ -196,6 +196,8 @@ def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
         config_name=command_line.config_name,
         names_config=command_line.names_config,
         config_dir=command_line.config_dir,
+        # The values of a file without a defaults list are overrides of each job.
+        config_file=command_line.config_file if command_line.names_config else "",
         overrides=command_line.overrides,
         plugins=list(plugins.LOADED.values()),
         plugins_may_change=origins.changes_allowed(),

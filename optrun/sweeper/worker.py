@@ -239,6 +239,7 @@ class SweepTask:
             argv=command.job_argv(overrides),
             config_name=command.config_name,
             config_dir=command.config_dir,
+            config_file=command.config_file,
             overrides=overrides,
         )
         self.train_run(request, run, Console(quiet=True), resume, stop_at)

@@ -481,3 +481,12 @@ def test_which_files_a_job_reads(place: Path) -> None:
         "model.path=gpt2": {},
         "model.tokenizer=model": {"config.json": whole},
     }
+
+
+def test_a_recipe_of_ones_own_is_on_the_cards_of_its_jobs(place: Path) -> None:
+    recipe = "defaults: [config, _self_]\nlr: 1.5e-3\n"
+    (place / "mine.yaml").write_text(recipe)
+    assert sweep("-cn", "mine.yaml", "seed=0") == 0
+    (job,) = jobs()
+    card = (job / "model" / "README.md").read_text()
+    assert f"```yaml\n{recipe}```" in card
