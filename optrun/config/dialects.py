@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.formatting import list_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
         f"optimizer={optimizer}" for optimizer, presets in DIALECTS.items() if dialect in presets
     ]
     if optimizers:
-        hint = f"It belongs to {' and '.join(optimizers)}."
+        hint = f"It belongs to {list_names(optimizers, 3)}."
     else:
         hint = did_you_mean(dialect, presets_of_choice)
     raise ConfigError(

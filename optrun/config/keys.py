@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
+from optrun.base.formatting import list_names
 from optrun.config.foreign_names import explain_translation, translate_key
 from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.run import RunConfig
@@ -184,10 +185,10 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     # 5. Below a mapping.
     siblings = [name for name in _children(keys, head) if name != "name"]
     hint = _hint_beside(keys, siblings, head, leaf, other_choices)
-    if not hint.startswith("Did you mean"):
+    if not hint:
         mapping = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
-        hint += f"{mapping} has: {', '.join(siblings)}."
-    return ConfigError(f"{problem} {hint}".rstrip())
+        hint = f"{mapping} has: {list_names(siblings, 12)}."
+    return ConfigError(f"{problem} {hint}")
 
 
 def _children(keys: Iterable[str], head: str) -> list[str]:
@@ -213,14 +214,14 @@ def _hint_beside(
     if other_choices:
         deeper = [key for key in keys if key.startswith(f"{head}.") and key.endswith(f".{leaf}")]
         if deeper:
-            return f"Did you mean {' or '.join(deeper)}? "
-        return f"It belongs to {' or '.join(f'{head}={choice}' for choice in other_choices)}. "
+            return f"Did you mean {' or '.join(deeper)}?"
+        return f"It belongs to {list_names([f'{head}={choice}' for choice in other_choices], 3)}."
     elsewhere = [leaf] if leaf in _TOP_LEVEL else keys_called(leaf)
     close = [*(f"{head}.{name}" for name in nearest(leaf, siblings)), *elsewhere]
     if close:
-        return f"Did you mean {' or '.join(close)}? "
+        return f"Did you mean {' or '.join(close)}?"
     if head == "model" and "config" in siblings:
-        return f"Options of transformers' configuration are model.config.KEY: model.config.{leaf}. "
+        return f"Options of transformers' configuration are model.config.KEY: model.config.{leaf}."
     return ""
 
 

@@ -421,6 +421,13 @@ def plain_value(value: object) -> object:
     return value
 
 
+_EXAMPLES = {
+    "lr": ", such as lr=3e-4.",
+    "seed": ". For several seeds write optrun -m seed=0,1,2",
+}
+"""Key -> end of the message on a value of the wrong type."""
+
+
 def assign(cfg: DictConfig, key: str, value: object) -> None:
     """Set one value with its type; a mapping is merged into the present one, as Hydra does.
 
@@ -436,10 +443,8 @@ def assign(cfg: DictConfig, key: str, value: object) -> None:
     try:
         OmegaConf.update(cfg, key, value, merge=isinstance(value, dict), force_add=is_open)
     except OmegaConfBaseException as error:
-        message = f"{key}={in_yaml(value)}: expected {expected_type(error)}."
-        if key == "seed":
-            message += " For several seeds write optrun -m seed=0,1,2"
-        raise ConfigError(message) from error
+        message = f"{key}={in_yaml(value)}: expected {expected_type(error)}"
+        raise ConfigError(message + _EXAMPLES.get(key, ".")) from error
 
 
 def is_hydra(token: str) -> bool:

@@ -56,6 +56,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["model.vocab_size=10000000000"], ["model.vocab_size=10000000000", "or less"]),
     (["seed=100000000000000000000"], ["seed=1", "2**63 - 1"]),
     (["lr=null"], ["lr=null", "not null"]),
+    (["lr=high"], ["lr=high: expected a number, such as lr=3e-4."]),
     (["optimizer.betas=0.9"], ["optimizer.betas=0.9", "a list"]),
     (["optimizer.fused=maybe"], ["optimizer.fused=maybe", "true or false"]),
     (["model.config=3"], ["model.config=3", "a mapping"]),
@@ -132,7 +133,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
         ["model.default_lr_factor=-1", "above 0"],
     ),
     (["optimizer.zzzzqq=1"], ["optimizer=adamw has: default_lr, weight_decay"]),
-    (["clip=none", "clip.max_norm=1"], ["clip.max_norm", "clip=none has"]),
+    (["clip=none", "clip.max_norm=1"], ["It belongs to clip=global_norm, clip=norm."]),
     (["scheduler=constant_with_warmup"], ["scheduler.num_warmup_steps=STEPS"]),
     (["scheduler=[cosine,linear]"], ["a run has one scheduler", "cosine", "linear"]),
     (["experiment=mine"], ["experiment: no such key", "-cn FILE.yaml"]),
@@ -347,6 +348,13 @@ def refusal(*words: str) -> str:
         message = str(error)
     assert not [word for word in GRAMMAR if word in message], message
     return message
+
+
+def test_a_key_of_other_choices_names_three_of_them_at_most() -> None:
+    message = refusal("optimizer.betas=[0.9,0.99]", "optimizer=sgd")
+    assert message.startswith("optimizer.betas: no such key. It belongs to optimizer=")
+    assert message.count("optimizer=") == 3
+    assert message.endswith(" more.")
 
 
 def test_what_is_said_of_each_line() -> None:
