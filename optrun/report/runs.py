@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -531,7 +531,7 @@ def read_config(path: Path) -> dict[str, object]:
     config = yaml_mapping(path)
     for key, _ in interpolations(config):
         raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
-    return {printable(str(key)): _convert_numbers(value) for key, value in config.items()}
+    return dict(_convert_numbers(config))
 
 
 def flatten(config: Mapping[str, object]) -> dict[str, Setting]:
@@ -575,7 +575,7 @@ def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
     return named
 
 
-def _convert_numbers(value: object) -> object:
+def _convert_numbers(value: object) -> Any:
     """Turn texts such as `1e-3` into numbers, at any depth; other texts become printable."""
     if isinstance(value, str):
         if _FLOAT.fullmatch(value):
