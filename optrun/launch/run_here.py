@@ -53,7 +53,7 @@ def run_here(
     refuse_links(run)  # the log is the first that would be written through one
     with run_log(run):
         display = make_display(console)
-        introduce(display, config, run, world.size)
+        introduce(display, config, world.size)
         with contextlib.ExitStack() as stack:
             if world is ALONE:  # ranks are watched by each other, or by who started them
                 stack.enter_context(watched(config.distributed.timeout_seconds, display.note))
@@ -69,5 +69,5 @@ def run_here(
                 owns_process=owns_process,
                 world=world,
             )
-        show(console, outcome, config.data)
+        show(console, outcome, config)
     return outcome

@@ -16,22 +16,31 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from optrun.artifacts.generalisation import sentence_of
+from optrun.artifacts.generalisation import Verdict, sentence_of
 from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.base import shell
 from optrun.base.errors import StorageError, printable
 from optrun.base.formatting import duration, number, rate, size
+from optrun.base.plain import lookup
 from optrun.base.reading import kind_of
 from optrun.config.registry.plugins import options
-from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
 from optrun.runner.best_checkpoint import describe_best
 from optrun.runner.class_tables import F1_MEANING, tables_of
 from optrun.runner.outcome import Outcome, SummaryValues
+from optrun.task.build import task_class
 from optrun.training.display import Display
 
+_NEXT_STEPS = {
+    Verdict.no_better: "it has learnt nothing yet: train longer (resume, above), try another lr, or"
+    " a pretrained model: model=pretrained model.path=NAME",
+    Verdict.memorised: "it learnt its rows by heart: train on more rows, or start from a pretrained"
+    " model: model=pretrained model.path=NAME",
+    Verdict.seen: "evaluate on rows that it was not trained on: data.eval=FILE",
+}
+"""What to try after a run that learnt nothing for other rows."""
 _PIPED = 120
 """Characters of a line that goes into a file."""
 
@@ -97,13 +106,13 @@ def run_log(run: RunDir) -> Iterator[None]:
         logger.propagate = propagate
 
 
-def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) -> None:
-    """Print one line with the main choices of a run, and the folder of its files."""
+def introduce(display: Display, config: RunConfig, ranks: int) -> None:
+    """Print one line with the main choices of a run; its folder follows once it trains."""
     distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
         f"task={config.task.name} data={config.data.name} model={config.model.name}"
         f" optimizer={config.optimizer.name} lr={rate(config.lr)} scheduler={config.scheduler.name}"
-        f" seed={config.seed}{distributed} -> {shown_path(run.path)}"
+        f" seed={config.seed}{distributed}"
     )
 
 
@@ -115,7 +124,7 @@ def shown_path(path: Path) -> str:
         return str(path)
 
 
-def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
+def show(console: Console, outcome: Outcome, config: RunConfig) -> None:
     """Print the result of a finished run.
 
     In this order: a generated sample if there is one, speed, the table of metrics, sentences on
@@ -124,7 +133,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     Args:
         console: Where it is printed.
         outcome: The run and its summary.
-        data: Names the key of evaluation rows, for a run that held none out.
+        config: Names the key of evaluation rows, for a run that held none out, and the task.
     """
     summary = outcome.summary
     if outcome.sample is not None:
@@ -147,20 +156,22 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
                 printable(line), width, break_long_words=False, break_on_hyphens=False
             )
             console.print(escape(wrapped), highlight=False, soft_wrap=True)
-    for label, text in _next_commands(outcome, data):
+    for label, text in _next_commands(outcome, config):
         console.print(
             f"[dim]{label:>9}[/]  {escape(printable(text))}", highlight=False, soft_wrap=True
         )
 
 
-def _next_commands(outcome: Outcome, data: DataConfig) -> list[tuple[str, str]]:
+def _next_commands(outcome: Outcome, config: RunConfig) -> list[tuple[str, str]]:
     """List what can be done with a finished run, as pairs of a label and a command.
 
-    The first pair is the run directory. Without checkpoints it is the only one.
+    The first pair is the run directory. Without checkpoints it is the only one. The last pair is
+    the next step: predictions, an evaluation if the task predicts no rows, or what to try if the
+    run learnt nothing.
 
     Args:
         outcome: The run and its summary.
-        data: Names the key of evaluation rows, for a run that held none out.
+        config: Names the key of evaluation rows, for a run that held none out, and the task.
     """
     summary = outcome.summary
     path = shown_path(outcome.run.path)
@@ -176,12 +187,16 @@ def _next_commands(outcome: Outcome, data: DataConfig) -> list[tuple[str, str]]:
         evaluate = f"{optrun} evaluate {shell.quote(path)}"
         if summary.get("main_metric"):
             rows.append(("evaluate", evaluate))
-        elif data.EVALUATION_ROWS:  # the run was trained on all rows: name others
-            rows.append(("evaluate", f"{evaluate} {data.EVALUATION_ROWS}"))
+        elif config.data.EVALUATION_ROWS:  # the run was trained on all rows: name others
+            rows.append(("evaluate", f"{evaluate} {config.data.EVALUATION_ROWS}"))
         checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
         rows.append(("export", f"optrun export {checkpoint} DEST"))
         if best and step_of(best) != summary["global_step"]:
             rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
+        predict = f"{optrun} predict {shell.quote(path)} data.eval=FILE out=FILE.jsonl"
+        can_predict = task_class(config.task).predictor is not None
+        verdict = lookup(summary, "generalisation", "verdict")
+        rows.append(("next:", _NEXT_STEPS.get(verdict, predict if can_predict else evaluate)))
     return rows
 
 

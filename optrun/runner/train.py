@@ -31,6 +31,7 @@ from optrun.optimizer.evaluation_weights import has_evaluation_weights
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.checkpoint_space import checkpoint_bytes, space_warning
 from optrun.runner.components import build_loop
+from optrun.runner.console import shown_path
 from optrun.runner.export import gather_model, publish, write_tokenizer
 from optrun.runner.outcome import Outcome
 from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
@@ -347,6 +348,7 @@ def _write_before_first_step(
     if start.fork is not None:
         summary.values["branch"] = start.fork.summary()
     run_start.write_config()
+    run_start.display.note(f"-> {shown_path(run.path)}")
     if prepared.tokenizer is not None:
         write_tokenizer(run, prepared.tokenizer)
     summary.begin(setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
