@@ -52,7 +52,6 @@ def run(arguments: VerbArguments) -> int:
         "optrun report matters",
         typed.get("matters"),
         "a number above 0, the smallest difference that counts: matters=0.01",
-        0,
     )
     report(
         arguments.positional,

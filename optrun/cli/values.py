@@ -57,18 +57,16 @@ def read_request(
             )
     return ConfirmationRequest(
         seeds=None if seeds is None else read_seeds(seeds),
-        power=read_number("power", power, "a chance between 0 and 1, such as 0.8", 0, 1),
+        power=read_number("power", power, "a chance between 0 and 1, such as 0.8", below=1),
         difference=read_number(
-            "difference", difference, "a number above 0, in units of the metric", 0
+            "difference", difference, "a number above 0, in units of the metric"
         ),
         **options,
     )
 
 
-def read_number(
-    key: str, value: object, expected: str, above: float = -math.inf, below: float = math.inf
-) -> float | None:
-    """Read a number between two limits, both excluded; None if it is not given.
+def read_number(key: str, value: object, expected: str, *, below: float = math.inf) -> float | None:
+    """Read a number between 0 and a limit, both excluded; None if it is not given.
 
     Raises:
         ConfigError: The value is no such number.
@@ -79,7 +77,7 @@ def read_number(
         number = float(str(value))
     except ValueError:
         number = math.nan
-    if not above < number < below:
+    if not 0 < number < below:
         raise ConfigError(f"{key}={value}: expected {expected}.")
     return number
 

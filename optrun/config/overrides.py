@@ -443,8 +443,10 @@ def assign(cfg: DictConfig, key: str, value: object) -> None:
     try:
         OmegaConf.update(cfg, key, value, merge=isinstance(value, dict), force_add=is_open)
     except OmegaConfBaseException as error:
-        message = f"{key}={in_yaml(value)}: expected {expected_type(error)}"
-        raise ConfigError(message + _EXAMPLES.get(key, ".")) from error
+        end = _EXAMPLES.get(key, ".")
+        raise ConfigError(
+            f"{key}={in_yaml(value)}: expected {expected_type(error)}{end}"
+        ) from error
 
 
 def is_hydra(token: str) -> bool:

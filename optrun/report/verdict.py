@@ -71,7 +71,8 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
         return "none"
     is_single = len(ttest.ranking) < 2
     if is_confirmed:
-        return "confirmed" if is_single or is_decided(ttest) else "undecided"
+        is_decided = any(result.verdict in DECIDED for result in ttest.comparisons.values())
+        return "confirmed" if is_single or is_decided else "undecided"
     if is_single:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
@@ -166,11 +167,6 @@ DECIDED = (
     Verdict.differs_little,
 )
 """Verdicts that say more than that nothing is known."""
-
-
-def is_decided(ttest: TtestResult) -> bool:
-    """Tell whether a test decided about any contender."""
-    return any(result.verdict in DECIDED for result in ttest.comparisons.values())
 
 
 def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]:

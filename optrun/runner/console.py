@@ -194,9 +194,9 @@ def _next_commands(outcome: Outcome, config: RunConfig) -> list[tuple[str, str]]
         if best and step_of(best) != summary["global_step"]:
             rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
         predict = f"{optrun} predict {shell.quote(path)} data.eval=FILE out=FILE.jsonl"
-        can_predict = task_class(config.task).predictor is not None
-        verdict = lookup(summary, "generalisation", "verdict")
-        rows.append(("next:", _NEXT_STEPS.get(verdict, predict if can_predict else evaluate)))
+        usual_step = predict if task_class(config.task).predictor else evaluate
+        next_step = _NEXT_STEPS.get(lookup(summary, "generalisation", "verdict"), usual_step)
+        rows.append(("next:", next_step))
     return rows
 
 
