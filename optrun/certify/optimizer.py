@@ -108,6 +108,7 @@ class Verdict:
     """The result of `optrun certify optimizer`."""
 
     choice: str
+    """Name of our optimizer."""
     family: str | None
     """The choice with dialects (`lamb`, `adamax`, `adamw`) that the comparison is about, if any."""
     dialect: str
@@ -121,6 +122,7 @@ class Verdict:
     parting: FirstDifference | None = None
     """None: the weights agree after every step."""
     terms: list[str] = field(default_factory=list)
+    """The terms of the update that `overrides` change, see `TERMS`."""
     overrides: list[str] = field(default_factory=list)
     """Overrides that make them equal; empty if they are, or if nothing that was tried does."""
 
@@ -535,19 +537,19 @@ def _change_one_by_one(
     changes: dict[str, object] = {}
     agreement = comparison.agreement(choice, options)
     while agreement < comparison.full_agreement:
-        # Find the best next change; each option is changed once.
-        best_agreement = agreement
-        best_change: dict[str, object] = {}
+        # 1. The changes so far with one more, of an option that is not changed yet.
+        candidates: list[dict[str, object]] = []
         for key, values in ALTERNATIVES[choice].items():
-            for value in values:
-                if key in changes or options.get(key) == value:
-                    continue
-                result = comparison.agreement(choice, {**options, **changes, key: value})
-                if result > best_agreement:
-                    best_agreement = result
-                    best_change = {key: value}
-        if not best_change:
+            if key not in changes:
+                new_values = [value for value in values if value != options.get(key)]
+                candidates += [{**changes, key: value} for value in new_values]
+        # 2. The best of them.
+        agreements = [
+            comparison.agreement(choice, {**options, **candidate}) for candidate in candidates
+        ]
+        best_agreement = max(agreements, default=agreement)
+        if best_agreement <= agreement:
             return None
-        changes.update(best_change)
+        changes = candidates[agreements.index(best_agreement)]
         agreement = best_agreement
     return changes

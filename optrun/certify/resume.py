@@ -22,12 +22,17 @@ class Certificate:
     argv: list[str]
     """Arguments after `optrun`."""
     steps: int
+    """Optimizer steps of each run."""
     seed: int
+    """Chose moments and victims."""
     config_digest: str
     kills: list[Kill] = field(default_factory=list)
     starts: int = 0
+    """How often a process was started for the killed runs."""
     runs: int = 0
+    """Number of killed runs that came to their end."""
     sections: list[Section] = field(default_factory=list)
+    """Comparison of the last killed run with the undisturbed one."""
     failure: str | None = None
     """Why a start of the run failed; None: none did."""
     seconds: float = 0.0

@@ -36,7 +36,6 @@ from optrun.report.figures import all_pictures
 from optrun.report.findings import Question
 from optrun.report.picture import Picture
 from optrun.report.runs import NOT_STARTED, Run, require_runs
-from optrun.report.statistics import TtestResult
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
@@ -325,12 +324,14 @@ def _unfolded_sections(report: Report) -> list[Section]:
         table = tables.scores_table(comparison)
     else:
         table = tables.ranking_table(comparison.findings)
-    note = _explain_intervals(comparison.ttest)
+    # Below a table stands the confidence level of its intervals; nothing if there are none.
+    note = fill_text("interval.txt", ttest=comparison.ttest)
     sections = [Section("", table, note)]
     # 2. Those on fresh seeds before them. If no confirmation has ended, the two are one object.
     if confirmed is not None and confirmed.comparison is not comparison:
         fresh = confirmed.comparison.findings
-        first = Section("", tables.ranking_table(fresh), _explain_intervals(fresh.ttest))
+        note_of_fresh = fill_text("interval.txt", ttest=fresh.ttest)
+        first = Section("", tables.ranking_table(fresh), note_of_fresh)
         sections = [first, Section("The choice that was confirmed", table, note)]
     # 3. The run, or the workloads.
     if len(comparison.runs) == 1:
@@ -339,14 +340,9 @@ def _unfolded_sections(report: Report) -> list[Section]:
         sections.append(Section("Workloads", tables.workloads_table(comparison)))
         for workload in comparison.workloads:
             table = tables.ranking_table(workload)
-            note = _explain_intervals(workload.ttest)
+            note = fill_text("interval.txt", ttest=workload.ttest)
             sections.append(Section(f"Within {workload.name}", table, note))
     return sections
-
-
-def _explain_intervals(ttest: TtestResult | None) -> str:
-    """Explain the confidence level of the intervals in a table; empty if nothing is tested."""
-    return fill_text("interval.txt", ttest=ttest)
 
 
 def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:

@@ -60,11 +60,8 @@ def unify_paths(runs: Sequence[Run]) -> None:
             # By the examples and by the real path, whichever is known.
             candidates = (_identify_examples(run, key), _identify_files(value, folder))
             identities = [identity for identity in candidates if identity is not None]
-            spelling = value
-            for identity in identities:
-                if identity in spellings:
-                    spelling = spellings[identity]
-                    break
+            earlier_spellings = (spellings[key] for key in identities if key in spellings)
+            spelling = next(earlier_spellings, value)
             for identity in identities:
                 spellings.setdefault(identity, spelling)
             if spelling != value:

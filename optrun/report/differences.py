@@ -144,7 +144,7 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
     comparison = line.comparison
     verdict = str(comparison.verdict)
     left, right = ax.get_xlim()
-    style = style_of(line.series, linewidth=0)
+    style = style_of(line.series)
     is_out = verdict.startswith(("ruled out", "worse"))
     # 1. The mean.
     x = min(max(comparison.difference, left), right)

@@ -43,21 +43,21 @@ def short_name(text: str) -> str:
     return text[: _NAME_LENGTH - 1] + "…"
 
 
-def style_of(series: int, **more: object) -> dict[str, Any]:
-    """Return the colour and marker of a contender, as keywords of `Axes.plot`.
+def style_of(series: int) -> dict[str, Any]:
+    """Return the look of a contender's points, as keywords of `Axes.plot`.
 
-    Contenders beyond the first `SHOWN` are grey circles.
+    Colour and marker are its own; no line joins them. Contenders beyond the first `SHOWN` are grey
+    circles.
 
     Args:
         series: Index of the contender.
-        more: Further keywords.
     """
     colour = MUTED
     marker = "o"
     if series < SHOWN:
         colour = SERIES[series]
         marker = MARKERS[series]
-    return {"color": colour, "marker": marker, "markersize": 4.5, **more}
+    return {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 0}
 
 
 def panel(lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
@@ -172,7 +172,7 @@ def draw_dots(
         mode: "min" or "max".
         width: Width of the line that joins them; 0: no line.
     """
-    style = style_of(series, linewidth=0)
+    style = style_of(series)
     # As a share of the height of the axes.
     worse_edge = 0.985 if mode == "min" else 0.015
     arrowhead = "^" if mode == "min" else "v"

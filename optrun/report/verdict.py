@@ -34,11 +34,14 @@ class SweepVerdict:
     """The verdict of a report, as values and as its first line."""
 
     kind: str
-    """`none`, `single`, `pilot` (a contender shares fewer
-    than 3 seeds with every other), `selected` (judged by the
-    seeds that chose the configurations), `compared`, `confirmed` (fresh seeds, configurations
-    fixed before), `undecided` (the same, and no test decides), `exploratory` (another
-    metric than the sweep's own).
+    """- `none`: nothing is ranked.
+    - `single`: there is one contender.
+    - `pilot`: a contender shares fewer than 3 seeds with every other.
+    - `selected`: judged by the seeds that chose the configurations.
+    - `compared`: no configuration was chosen by these seeds.
+    - `confirmed`: fresh seeds, configurations fixed before.
+    - `undecided`: the same, and no test decides.
+    - `exploratory`: by another metric than the sweep's own.
     """
     metric: str
     possible: tuple[str, ...]

@@ -53,11 +53,12 @@ class Launch:
     """The jobs of one launcher call; written as JSON for the process that makes the call."""
 
     folder: str
+    """The sweep directory."""
     token: str
-    """The sweep process that asked."""
+    """Names the sweep process that asked, in records and in its stop file."""
     command: SweepCommand
     jobs: dict[str, list[str]]
-    """Names of the jobs, and their overrides."""
+    """Name of each job -> its overrides."""
     stop_at: dict[str, int]
     """Jobs that pause, and after how many optimizer steps; the others go to their end."""
     retry: dict[str, int]

@@ -29,9 +29,9 @@ from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.rungs import (
     build_pruner,
+    job_value_at_rung,
     mean_if_complete,
     rungs_of,
-    value_at_rung,
     value_before_training,
 )
 from optrun.sweeper.samplers import build_sampler
@@ -276,7 +276,10 @@ class ContenderStudy:
             planned_jobs = _unfinished_jobs(trial, driver, rung)
             if planned_jobs:
                 return planned_jobs
-            value = value_at_rung(driver, trial.jobs, rung, self._values_at(rung))
+            other_values = self._values_at(rung)
+            value = mean_if_complete(
+                job_value_at_rung(driver, job, rung, other_values) for job in trial.jobs
+            )
             if value is not None and self._should_prune(trial, rung, value):
                 driver.prune(trial.jobs, rung)
                 return []

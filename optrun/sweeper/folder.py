@@ -50,12 +50,19 @@ class JobState:
     status: str
     """new, running, interrupted, finished or failed."""
     step: int = 0
+    """Optimizer steps done."""
     total: int | None = None
+    """Planned optimizer steps; None: not known yet."""
     metric: str | None = None
+    """Name of its main metric."""
     mode: str = "min"
+    """One of `min` and `max`."""
     best: float | None = None
+    """Best value of its main metric."""
     message: str = ""
+    """Why it ended; empty if nothing is to be said."""
     seconds: float = 0.0
+    """Wall time."""
     exit_code: int | None = None
     """Of the run, once it has ended."""
 

@@ -69,24 +69,6 @@ def rungs_of(options: OptunaConfig) -> Iterator[int]:
         yield options.min_resource * options.reduction_factor**power
 
 
-def value_at_rung(
-    driver: Driver, jobs: tuple[Job, ...], rung: int, other_values: Sequence[float]
-) -> float | None:
-    """Compute the value of a trial at a rung: the mean of its jobs, one for each seed.
-
-    Args:
-        driver: The driver of the sweep.
-        jobs: Jobs of the trial; all have ended, or are at the rung.
-        rung: Optimizer steps.
-        other_values: Values of other trials there.
-
-    Returns:
-        None if a job was not evaluated up to the rung; NaN if one failed before it, unless it
-        diverged, see `_job_value_at_rung`.
-    """
-    return mean_if_complete(_job_value_at_rung(driver, job, rung, other_values) for job in jobs)
-
-
 def mean_if_complete(values: Iterable[float | None]) -> float | None:
     """Average values; None if one of them is None, NaN if one is NaN. There must be one."""
     numbers = []
@@ -97,7 +79,7 @@ def mean_if_complete(values: Iterable[float | None]) -> float | None:
     return sum(numbers) / len(numbers)
 
 
-def _job_value_at_rung(
+def job_value_at_rung(
     driver: Driver, job: Job, rung: int, other_values: Sequence[float]
 ) -> float | None:
     """Return the best value of a job up to a rung; None if it was not evaluated until then.
@@ -109,6 +91,12 @@ def _job_value_at_rung(
        that is worse; NaN if there is none.
     3. Its worker recorded a value at the rung: that one.
     4. Else the best value in its metrics.
+
+    Args:
+        driver: The driver of the sweep.
+        job: A job that has ended, or is at the rung.
+        rung: Optimizer steps.
+        other_values: Values of other trials there.
     """
     state = driver.job_table.row(job).state
     failed_before_rung = state.status == "failed" and state.step <= rung
