@@ -7,7 +7,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -115,14 +115,10 @@ def _apply_on_owners(
 ) -> list[Tensor]:
     """Gather each matrix on its owner, apply the function, and scatter the results.
 
-    Two collectives, `all_to_all_single`. Each takes one flat tensor, with the values for rank 0
-    first, then for rank 1, ...; so shards are sent in `order`: the matrices of owner 0, of owner 1,
-    ... Below, `i` is an index into `matrices`, and `owned[rank]` lists those of the matrices that a
-    rank owns.
-
-    Two ranks and three matrices of 2 rows, of which rank 0 owns the matrices 1 and 0, and rank 1
-    the matrix 2: `order` is [1, 0, 2]. Rank 0, whose shards are the first rows, keeps those of 1
-    and 0, sends that of 2 to rank 1, and gets the second rows of 1 and 0. Then the same way back.
+    Below, `i` is an index into `matrices`, and `owned[rank]` lists those that a rank owns. With two
+    ranks and three matrices of two rows: if rank 0 owns [1, 0] and rank 1 owns [2], rank 0, which
+    has the first row of each, sends that of 2 to rank 1, and gets the second rows of 1 and 0. The
+    results go the same way back.
 
     Args:
         function: See `on_whole`.
@@ -136,45 +132,65 @@ def _apply_on_owners(
     ranks = mesh.size(dim)
     rank_here = mesh.get_local_rank(dim)
     group = mesh.get_group(dim)
-    shapes = [matrix.shapes(ranks) for matrix in matrices]  # shapes[i][rank]: of a rank's shard
+    shapes = [matrix.shapes(ranks) for matrix in matrices]  # shapes[i][rank]: of the rank's shard
     owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
     owned_here = owned[rank_here]
-    order = list(chain.from_iterable(owned))
-
-    def count_elements(indices: Iterable[int], rank: int) -> list[int]:
-        """Count the elements that a rank has of some matrices."""
-        return [shapes[i][rank].numel() for i in indices]
-
-    send_numels = [sum(count_elements(of_owner, rank_here)) for of_owner in owned]
-    receive_numels = [sum(count_elements(owned_here, rank)) for rank in range(ranks)]
 
     # 1. Send the shards of this rank to the owners.
-    send = torch.cat([matrices[i].shard.reshape(-1) for i in order])
-    received = send.new_empty(sum(receive_numels))
-    dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
-    shards_of_ranks = []  # for each rank, its flat shards of the matrices owned here
-    for rank, values in enumerate(received.split(receive_numels)):
-        shards_of_ranks.append(values.split(count_elements(owned_here, rank)))
+    shards_of_ranks = _exchange(
+        [[matrices[i].shard for i in owned_by_rank] for owned_by_rank in owned],
+        [[shapes[i][rank] for i in owned_here] for rank in range(ranks)],
+        group,
+        matrices[0].shard,
+    )
 
     # 2. Apply the function to the full matrices that this rank owns.
     results_for_ranks: list[list[Tensor]] = [[] for _ in range(ranks)]
-    for position, i in enumerate(owned_here):
+    for i, *shards in zip(owned_here, *shards_of_ranks, strict=True):
         axis = matrices[i].axis
-        shards = [shards_of_ranks[rank][position].view(shapes[i][rank]) for rank in range(ranks)]
         result = function(matrices[i].index, torch.cat(shards, dim=axis))
         lengths = [shape[axis] for shape in shapes[i]]
         for rank, shard in enumerate(result.split(lengths, dim=axis)):
-            results_for_ranks[rank].append(shard.reshape(-1))
+            results_for_ranks[rank].append(shard)
 
-    # 3. Send the shards of the results back; a rank without matrices sends nothing.
-    send_back = torch.cat(list(chain.from_iterable(results_for_ranks))) if owned_here else received
-    returned = send_back.new_empty(sum(send_numels))
-    dist.all_to_all_single(returned, send_back, send_numels, receive_numels, group=group)
-    results: dict[int, Tensor] = {}
-    returned_shards = returned.split(count_elements(order, rank_here))
-    for i, values in zip(order, returned_shards, strict=True):
-        results[i] = values.view(shapes[i][rank_here])
-    return [results[i] for i in range(len(matrices))]
+    # 3. Send the shards of the results back.
+    results_of_ranks = _exchange(
+        results_for_ranks,
+        [[shapes[i][rank_here] for i in owned_by_rank] for owned_by_rank in owned],
+        group,
+        matrices[0].shard,
+    )
+    order = chain.from_iterable(owned)
+    result_of = dict(zip(order, chain.from_iterable(results_of_ranks), strict=True))
+    return [result_of[i] for i in range(len(matrices))]
+
+
+def _exchange(
+    tensors: Sequence[Sequence[Tensor]],
+    shapes: Sequence[Sequence[torch.Size]],
+    group: dist.ProcessGroup,
+    like: Tensor,
+) -> list[list[Tensor]]:
+    """Send tensors to each rank of a group, and return the tensors that each rank sent here.
+
+    One collective, `all_to_all_single`. It takes one flat tensor, with the values for rank 0 first,
+    then for rank 1, ...; and so does it return one.
+
+    Args:
+        tensors: For each rank, the tensors to send to it.
+        shapes: For each rank, the shapes of the tensors that it sends here.
+        group: The ranks.
+        like: A tensor with the dtype and device of all tensors, since there may be none to send.
+    """
+    flat_tensors = [tensor.reshape(-1) for tensor in chain.from_iterable(tensors)]
+    send = torch.cat([like.new_empty(0), *flat_tensors])
+    send_numels = [sum(map(Tensor.numel, to_rank)) for to_rank in tensors]
+    receive_numels = [sum(map(torch.Size.numel, from_rank)) for from_rank in shapes]
+    received = send.new_empty(sum(receive_numels))
+    dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
+    numels = map(torch.Size.numel, chain.from_iterable(shapes))
+    values = iter(received.split(list(numels)))
+    return [[next(values).view(shape) for shape in from_rank] for from_rank in shapes]
 
 
 def _assign_owners(sizes: Sequence[int], ranks: int) -> list[list[int]]:
