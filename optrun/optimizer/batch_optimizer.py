@@ -300,33 +300,25 @@ class BatchOptimizer(NamedOptimizer):
         """Count the step in the state of each tensor, and compute the scalars of the step.
 
         Tensors of one kind (group and traits) with equal counters share a row of scalars, from one
-        call of `_scalars`. The counters of a row go back into the states of its tensors. If tensors
-        a and b of kind 0 and c of kind 1 are at step 4, and d of kind 1 is new, there are the rows
-        (kind 0, step 5), (kind 1, step 5) and (kind 1, step 1), and `row_of` is [0, 0, 1, 2].
+        call of `_scalars`. The counters of a row go back into the states of its tensors.
+
+        Args:
+            planned: The tensors.
+            states: State of each.
 
         Returns:
             `rows` and `row_of` of a `Batch`: the rows, and the index of the row of each tensor.
         """
-        # 1. Number the rows: one for each kind with equal counters, described by a tuple
-        #    (kind, *counters). A map in C: this runs over all tensors at every step.
+        # 1. Number the rows. A map in C: this runs over all tensors at every step.
         counters = [list(map(operator.itemgetter(key), states)) for key in self.COUNTERS]
-        if all(values.count(values[0]) == len(values) for values in counters):
-            # Usually all tensors have equal counters, so a row is a kind.
-            row_of = planned.kind_of
-            first = [values[0] for values in counters]
-            row_keys = [(kind, *first) for kind in range(len(planned.kinds))]
-        else:
-            key_of = list(zip(planned.kind_of, *counters, strict=True))
-            row_keys = list(dict.fromkeys(key_of))  # each once, in the order of the tensors
-            row_of_key = {key: row for row, key in enumerate(row_keys)}
-            row_of = [row_of_key[key] for key in key_of]
+        row_of, row_keys = _number_rows(planned.kind_of, len(planned.kinds), counters)
         # 2. Count the step in each row, and compute its scalars.
         kinds = list(planned.kinds)
         rows = []
         new_counters = []
         for kind, *values in row_keys:
-            index, traits = kinds[kind]
-            group = self.param_groups[index]
+            group_index, traits = kinds[kind]
+            group = self.param_groups[group_index]
             row = dict(zip(self.COUNTERS, values, strict=True))
             if group.get("step_count") == "optimizer":
                 row["step"] = group["step"]
@@ -338,3 +330,32 @@ class BatchOptimizer(NamedOptimizer):
         for state, row_index in zip(states, row_of, strict=True):
             state.update(new_counters[row_index])
         return rows, row_of
+
+
+def _number_rows(
+    kind_of: list[int], kind_count: int, counters: list[list[Any]]
+) -> tuple[list[int], list[tuple[Any, ...]]]:
+    """Number the rows of scalars: one for each kind of tensor with equal counters.
+
+    Args:
+        kind_of: Number of the kind of each tensor.
+        kind_count: Number of kinds.
+        counters: For each counter, its value for each tensor.
+
+    Returns:
+        Number of the row of each tensor; and for each row its kind and its counters.
+
+    Example:
+        >>> _number_rows([0, 0, 1, 1], 2, [[4, 4, 4, 0]])
+        ([0, 0, 1, 2], [(0, 4), (1, 4), (1, 0)])
+        >>> _number_rows([0, 0, 1, 1], 2, [[4, 4, 4, 4]])
+        ([0, 0, 1, 1], [(0, 4), (1, 4)])
+    """
+    if all(values.count(values[0]) == len(values) for values in counters):
+        # Usually all tensors have equal counters, so a row is a kind.
+        common = [values[0] for values in counters]
+        return kind_of, [(kind, *common) for kind in range(kind_count)]
+    key_of = list(zip(kind_of, *counters, strict=True))
+    row_keys = list(dict.fromkeys(key_of))  # each once, in the order of the tensors
+    row_of_key = {key: row for row, key in enumerate(row_keys)}
+    return [row_of_key[key] for key in key_of], row_keys
