@@ -146,9 +146,10 @@ class Adamax(BatchOptimizer):
         )
 
     def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
-        """Return `lr`, and `weight_decay` as `keep`, `l1` or `l2` by the mode of the group.
+        """Return `lr`, and the weight decay as `keep`, `l1` or `l2` by the mode of the group.
 
-        The two others have no effect: 1 for `keep`, 0 for `l1` and `l2`.
+        The two others have no effect: 1 for `keep`, 0 for `l1` and `l2`. With an lr of 0.1 and a
+        decay of 0.5: keep 0.95 under "decoupled", l1 0.5 under "l1", l2 0.5 under "l2".
         """
         mode = group["weight_decay_mode"]
         scalars = super()._scalars(group, traits, counters)

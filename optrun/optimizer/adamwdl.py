@@ -270,7 +270,11 @@ def _refuse_unscaled_blocks(rate: float, names: list[str], ratios: Mapping[str, 
 
 
 def _refuse_other_names(name_dict: Mapping[str, str], names: list[str]) -> None:
-    """Refuse a `name_dict` unless its keys are exactly the names of the parameters."""
+    """Refuse a `name_dict` unless its keys are exactly the names of the parameters.
+
+    Raises:
+        ValueError: Naming the first name that is missing or extra, with the nearest valid one.
+    """
     for name in names:
         if name not in name_dict:
             raise ValueError(

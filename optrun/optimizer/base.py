@@ -175,7 +175,8 @@ class NamedOptimizer(Optimizer):
     def _refresh_changed_groups(self) -> None:
         """Call `_refresh_groups` if a host has replaced tensors, names or rules of a group.
 
-        Runs before every step, so it compares identities and no values.
+        Hosts are programs such as accelerate or FSDP, and rules the options in `RULES`. Runs before
+        every step, so it compares identities and no values.
         """
         if not are_same_objects(self._group_entries(), self._seen_group_entries):
             self._refresh_groups()
@@ -571,7 +572,11 @@ class NamedOptimizer(Optimizer):
                     )
 
     def _refuse_two_drivers(self) -> None:
-        """Refuse an lr given as a function of the step if a scheduler drives it, too."""
+        """Refuse an lr given as a function of the step if a scheduler drives it, too.
+
+        Raises:
+            RuntimeError: Naming the scheduler.
+        """
         scheduler = self._lr_scheduler()
         if scheduler is None:
             return

@@ -273,7 +273,13 @@ def _role(group: Group, name: str) -> str | None:
 
 
 def _companion_group(group: Group, params: list[Any], lr_scale: float) -> ParamGroup:
-    """Copy a group for Muon's companion, with other `params`, and scale its lr if not absolute."""
+    """Copy a group for Muon's companion, with other `params`, and scale its lr if not absolute.
+
+    Args:
+        group: The group of Muon; not changed. With `lr` but no `lr_scale` its lr is absolute.
+        params: The entries for the companion.
+        lr_scale: Factor on the lr of the companion.
+    """
     companion_group = {**group, "params": params, "optimizer": COMPANION}
     has_absolute_lr = "lr" in group and "lr_scale" not in group
     if not has_absolute_lr:

@@ -217,7 +217,10 @@ def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
 
 
 def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
-    """Tell whether all tensors are 1-D parameters, and one is empty or in a larger buffer."""
+    """Tell whether all tensors are 1-D parameters, and one is empty or in a larger buffer.
+
+    False without tensors, or if one is on the meta device.
+    """
     tensors = [param for _, param in named]
     plain = [t for t in tensors if type(t) is Parameter and t.dim() == 1 and not t.is_meta]
     if not plain or len(plain) < len(tensors):

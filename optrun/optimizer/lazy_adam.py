@@ -129,7 +129,12 @@ class LazyAdam(BatchOptimizer):
         super().add_param_group(param_group)
 
     def _resolve(self) -> None:
-        """Store the names excluded from decay; refuse FSDP1's pieces under grad_centralization."""
+        """Store the names excluded from decay; refuse FSDP1's pieces under grad_centralization.
+
+        Raises:
+            ValueError: A pattern matches no name, unless `unmatched_patterns` is "ignore"; a flat
+                piece of FSDP1, whose rows are not known, is to be centred.
+        """
         if any(group["grad_centralization"] for group in self.param_groups):
             refuse_flat_pieces(list(self.named_params().items()), type(self).__name__)
         self._undecayed = self._excluded(

@@ -456,7 +456,15 @@ def _saved_group_of(
 
 
 def _refuse_other_sizes(current: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
-    """Refuse another number of saved groups, or of parameters in one, than the optimizer has."""
+    """Refuse another number of saved groups, or of parameters in one, than the optimizer has.
+
+    Args:
+        current: Names of the optimizer's parameters, one list for each group.
+        saved: The saved groups.
+
+    Raises:
+        ValueError: With both numbers.
+    """
     if len(current) != len(saved):
         raise ValueError(
             f"the saved state has {len(saved)} parameter groups, the optimizer {len(current)}."

@@ -160,7 +160,12 @@ def load_named_state(
 
 
 def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
-    """Refuse state of another format, or of another optimizer class."""
+    """Refuse state of another format, or of another optimizer class.
+
+    Raises:
+        OtherFormatError: The format differs.
+        ValueError: The class differs.
+    """
     refuse_format("optimizer state", meta.get("format"), FORMAT)
     if meta["optimizer"] != type(optimizer).__name__:
         raise ValueError(
@@ -170,7 +175,11 @@ def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
 
 
 def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> None:
-    """Refuse state of other parameter names or shapes."""
+    """Refuse state of other parameter names or shapes.
+
+    Raises:
+        ValueError: Naming the first parameter that is missing, extra or of another shape.
+    """
     refuse_difference(list(meta["params"]), list(params))
     for name, param in params.items():
         if list(param.shape) != list(meta["params"][name]):
@@ -196,7 +205,14 @@ def _refuse_nonnumeric_counters(group: Group, counters: PlainMapping) -> None:
 
 
 def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
-    """Set the counting attributes of another library's optimizer to their saved values."""
+    """Set the counting attributes of another library's optimizer to their saved values.
+
+    Those with a `load_state_dict` load the saved dict. An attribute that was not saved stays.
+
+    Args:
+        optimizer: Changed in place; for an optimizer of optrun nothing is done.
+        saved: Saved values by the name of the attribute.
+    """
     for key, attribute in _counting_attributes(optimizer).items():
         if key not in saved:
             continue
@@ -298,6 +314,10 @@ def _load_counters(
 
 def _common_counters(group: Group, saved_counters: Sequence[PlainMapping]) -> PlainMapping:
     """Return the counters of the saved groups that are joined in a group; empty if there is none.
+
+    Args:
+        group: The group, for the message.
+        saved_counters: Counters of each of these saved groups.
 
     Raises:
         ValueError: They have different counters.

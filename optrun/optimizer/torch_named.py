@@ -124,7 +124,8 @@ class _OneLayout(Optimizer):
 def _all_flat(tensors: list[Any]) -> bool:
     """Tell whether all tensors are plain and contiguous, and not lazily negated or zero.
 
-    Runs at every step, hence `map` over C functions.
+    Plain: of the class Tensor or Parameter, and no subclass such as DTensor. Runs at every step,
+    hence `map` over C functions.
     """
     return (
         set(map(type, tensors)) <= {Tensor, Parameter}

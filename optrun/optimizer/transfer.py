@@ -225,7 +225,13 @@ def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) ->
 
 
 def _refuse_adapted_bias(name: str) -> None:
-    """Refuse an adapted bias that scales logits, since at zero its trust ratio is always 1."""
+    """Refuse an adapted bias that scales logits, since at zero its trust ratio is always 1.
+
+    Does nothing for other parameters. To be called only for adapted parameters that scale logits.
+
+    Raises:
+        ConfigError: With the options that avoid it.
+    """
     if name.endswith("bias"):
         raise ConfigError(
             f"parametrization=mup: {name} scales the logits of a tied head and begins at zero,"

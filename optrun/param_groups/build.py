@@ -218,7 +218,10 @@ class _Source:
 
 
 def _read(source: ModelOrParameters) -> _Source:
-    """Read the parameters of a model, or (name, parameter) pairs.
+    """Read the parameters of a model, or (name, parameter) pairs, frozen ones included.
+
+    A tensor with several names is in `params` by its first name, and in `tied` by the others. Roles
+    of pairs are found by name and shape, those of a model by its modules, too.
 
     Raises:
         TypeError: It is neither.
@@ -304,7 +307,16 @@ def _hyper_parameters(
 def _explain_claim(
     config: ParamGroupsConfig, layer: Layer | None, rule_index: int | None, rule: Group
 ) -> str:
-    """Return the reason for a group: a rule, the reason of the layer, or the choice."""
+    """Return the reason for a group: a rule, the reason of the layer, or the choice.
+
+    Such as "rules[0] bias$", "encoder.layer 3" (the list of blocks and the block) or "standard".
+
+    Args:
+        config: Its `name` is the choice.
+        layer: Layer of the group's parameters; None unless the choice is `layerwise`.
+        rule_index: Index of their rule; None without one.
+        rule: The rule, or an empty mapping.
+    """
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"
     if layer is None:

@@ -131,7 +131,7 @@ class Layers:
         self.output_ids, self.input_ids = _embedding_param_ids(model)
 
     def heads(self) -> set[str]:
-        """Return the names of the head's matrices.
+        """Return the names of the head's matrices: all matrices in the layer `head`.
 
         For a model without blocks, those of its `get_output_embeddings`, if it has any.
         """
@@ -177,7 +177,10 @@ class Layers:
         return self._layers()
 
     def _layers(self) -> dict[str, Layer]:
-        """Map every parameter to its layer: by its use in a forward pass, else by its name."""
+        """Map every parameter to its layer: by its use in a forward pass, else by its name.
+
+        If both say the same layer, the reason (`Layer.why`) is that of the name.
+        """
         layers = {name: self._layer_by_name(name) for name in self.params}
         for name, layer in self._layers_by_use().items():
             if layer.label != layers[name].label:
@@ -402,7 +405,10 @@ def _embedding_param_ids(model: nn.Module | None) -> tuple[set[int], set[int]]:
 
 
 def _param_ids(model: nn.Module | None, method: str) -> set[int]:
-    """Call a method of the model for a layer, and return the ids of its parameters."""
+    """Call a method of the model for a layer, and return the ids of its parameters.
+
+    Empty without a model, such a method or such a layer.
+    """
     get_layer = getattr(model, method, None)
     try:
         layer = get_layer() if callable(get_layer) else None

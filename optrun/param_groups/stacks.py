@@ -95,7 +95,10 @@ def find_stacks(root: Node) -> list[Stack]:
 
 
 def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
-    """List the outermost lists of possible blocks, as stacks, each with its parent node."""
+    """List the outermost lists of possible blocks, as stacks, each with its parent node.
+
+    Lists inside of such a list are left out: they belong to its blocks.
+    """
     lists: list[tuple[Stack, Node]] = []
     for child in node.children.values():
         if child.numbered and _may_hold_blocks(child):

@@ -197,6 +197,12 @@ def _peak_lr_at_scale_1(groups: list[ParamGroup]) -> float:
 def _min_lr_multiplier(config: SchedulerConfig, lr: float) -> float:
     """Convert `min_lr` to a multiplier of the peak lr; 0 for a schedule without `min_lr`.
 
+    A min_lr of 1e-5 is 0.01 of a peak of 1e-3.
+
+    Args:
+        config: Any scheduler configuration.
+        lr: The peak.
+
     Raises:
         ConfigError: `min_lr` is above the peak.
     """
@@ -208,7 +214,12 @@ def _min_lr_multiplier(config: SchedulerConfig, lr: float) -> float:
 
 
 def _build_plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
-    """Build the plateau rule of `scheduler=plateau`; None for other schedulers."""
+    """Build the plateau rule of `scheduler=plateau`; None for other schedulers.
+
+    Args:
+        config: Any scheduler configuration.
+        lr: The peak, by which `min_lr` becomes the lower bound of the multiplier.
+    """
     if not isinstance(config, PlateauConfig):
         return None
     return Plateau(

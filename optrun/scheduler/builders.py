@@ -69,7 +69,10 @@ def linear(_config: configs.LinearConfig, span: Span) -> Curve:
 
 
 def cosine(config: configs.CosineConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=cosine`: one or more cosines down to `min_lr`."""
+    """Build the curve of `scheduler=cosine`: one or more cosines down to `min_lr`.
+
+    They take `decay_steps`, or else all steps after the warm-up.
+    """
     body = partial(
         curves.cosine,
         decay_steps=config.decay_steps or span.after_warmup,
@@ -83,7 +86,10 @@ def cosine(config: configs.CosineConfig, span: Span) -> Curve:
 
 
 def polynomial(config: configs.PolynomialConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=polynomial`: a power of the remaining share of the run."""
+    """Build the curve of `scheduler=polynomial`: a power of the remaining share of the run.
+
+    It reaches `min_lr` after `decay_steps`, or else at the end of the run.
+    """
     body = partial(
         curves.polynomial,
         decay_steps=config.decay_steps or span.after_warmup,
@@ -102,7 +108,10 @@ def inverse_sqrt(_config: configs.InverseSqrtConfig, span: Span) -> Curve:
 
 
 def noam(config: configs.NoamConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=noam`: the schedule of the Transformer."""
+    """Build the curve of `scheduler=noam`: the schedule of the Transformer.
+
+    It climbs during its own warm-up, then falls with 1/sqrt(step), but not below `min_lr`.
+    """
     return curves.floored(
         partial(curves.noam, num_warmup_steps=span.warmup, d_model=config.d_model),
         span.final,
@@ -209,7 +218,16 @@ def _over_decay_steps(
 
 
 def _refuse_steps_in_warmup(key: str, steps: list[int], num_warmup_steps: int) -> None:
-    """Raise ConfigError if one of the steps is within the warm-up; `key` names their list."""
+    """Refuse steps within the warm-up.
+
+    Args:
+        key: Key of the list in the configuration, for the message.
+        steps: The list.
+        num_warmup_steps: Length of the warm-up; a step of this number is allowed.
+
+    Raises:
+        ConfigError: Naming the first such step.
+    """
     for at in steps:
         if at < num_warmup_steps:
             raise ConfigError(

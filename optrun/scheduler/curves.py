@@ -445,7 +445,15 @@ def _decay_exponent(global_step: int, decay_steps: int, staircase: bool) -> floa
 
 
 def _count_passed(global_step: int, boundaries: Sequence[int], boundary: str) -> int:
-    """Count the boundaries before a step; `paddle` counts one at the step itself, `keras` not."""
+    """Count the boundaries before a step; `paddle` counts one at the step itself, `keras` not.
+
+    Raises:
+        ValueError: Another word for `boundary`.
+
+    Example:
+        >>> _count_passed(3, [1, 3, 5], "paddle"), _count_passed(3, [1, 3, 5], "keras")
+        (2, 1)
+    """
     if boundary not in ("paddle", "keras"):
         raise ValueError(f"boundary={boundary}: expected paddle or keras.")
     if boundary == "paddle":

@@ -53,6 +53,9 @@ class Plateau:
     def observe(self, metric: float) -> float:
         """Update the multiplier by the metric of one evaluation, and return it.
 
+        After more than `patience` evaluations in a row without improvement it is multiplied by
+        `factor`, but stays at `final` at least, and a cooldown begins.
+
         Args:
             metric: The value of the metric; NaN counts as no improvement.
         """

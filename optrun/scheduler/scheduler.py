@@ -136,7 +136,11 @@ class Scheduler(LRScheduler):
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> StateDict:
-        """Return the step and the plateau as a dict that JSON can hold; the curve is not in it."""
+        """Return the step and the plateau as a dict that JSON can hold; the curve is not in it.
+
+        Its keys are `name`, `metric`, `global_step`, `last_lr` (one lr for each group), and
+        `plateau`.
+        """
         last_lr = self.get_last_lr()
         return {
             "name": self.name,
@@ -148,6 +152,9 @@ class Scheduler(LRScheduler):
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Continue from `state_dict()`; the lr is computed from its step and the current curve.
+
+        Only `global_step` and `plateau` are read, `plateau` only if this scheduler watches a
+        metric.
 
         Raises:
             ValueError: It has no `global_step` or no `plateau`.
@@ -170,7 +177,7 @@ class Scheduler(LRScheduler):
         self._register_new_group_hook()
 
     def _warn_without_metric(self) -> None:
-        """Warn that a plateau scheduler has never seen its metric."""
+        """Warn that a plateau scheduler has never seen its metric; do nothing if it has."""
         if self.plateau is not None and self.plateau.best is None:
             warnings.warn(
                 f"scheduler={self.name} (plateau of {self.metric}) has seen no metric in"
@@ -182,7 +189,13 @@ class Scheduler(LRScheduler):
             )
 
     def _observe_metric(self, metric: float) -> None:
-        """Pass a metric to the plateau rule; refuse it if the scheduler has none."""
+        """Pass a metric to the plateau rule, which may reduce its multiplier.
+
+        The lr of the groups stays until it is set the next time.
+
+        Raises:
+            ValueError: The scheduler has no such rule.
+        """
         if self.plateau is None:
             raise ValueError(
                 f"scheduler={self.name} watches no metric, but got {metric}. Only scheduler=plateau"
@@ -222,6 +235,8 @@ class Scheduler(LRScheduler):
 
     def _set_peak_of_new_groups(self) -> None:
         """Set `initial_lr`, the peak, in groups that were added since the last call.
+
+        It becomes the lr that the group has, unless the group has an `initial_lr` already.
 
         Raises:
             ValueError: Groups were removed, or the lr of one is a function of the step.

@@ -50,7 +50,11 @@ class Clip:
 
     @torch.no_grad()
     def clip_params(self, params: Iterable[Tensor]) -> Tensor:
-        """Clip the gradients of some parameters; return their total norm before, as `__call__`."""
+        """Clip the gradients of some parameters in place; return their total norm before.
+
+        As `__call__`: a tensor of shape (), which is not read here; 0 if no parameter has a
+        gradient.
+        """
         gradients = gradients_of(params)
         if gradients is None:
             return torch.zeros(())

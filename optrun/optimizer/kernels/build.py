@@ -72,7 +72,12 @@ def build(folder: Path) -> str | None:
 
 
 def _compile(command: list[str], library: Path) -> str | None:
-    """Compile the library; return why it failed, or None."""
+    """Compile `step.c` into the file `library`; return why it failed, or None.
+
+    Args:
+        command: The compiler, see `compiler`.
+        library: Path of the file to write.
+    """
     macro = f'-DDIGEST="{digest()}"'
     arguments = [*command, *FLAGS, macro, str(SOURCE), "-o", str(library), "-lm"]
     try:

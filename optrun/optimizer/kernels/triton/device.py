@@ -204,7 +204,11 @@ def _add_coupled_decay(g, w, l1, l2):
 def _update_moments(
     exp_avgs, exp_avg_sqs, offsets, g, beta1, weight1, beta2, weight2, size, MASKED: tl.constexpr
 ):
-    """Update the first and second moment of a block in place, and return both."""
+    """Update the first and second moment of a block in place, and return both.
+
+    exp_avg = beta1 exp_avg + weight1 g and exp_avg_sq = beta2 exp_avg_sq + weight2 g g, where the
+    weights are 1 - beta1 and 1 - beta2.
+    """
     exp_avg = _lerp(_load(exp_avgs, offsets, size, MASKED), g, beta1, weight1)
     exp_avg_sq = beta2 * _load(exp_avg_sqs, offsets, size, MASKED) + weight2 * g * g
     _store(exp_avgs, offsets, exp_avg, size, MASKED)

@@ -151,7 +151,14 @@ class Table:
         return None
 
     def _send(self, message: array[int]) -> Tensor:
-        """Copy a message to the device without waiting, by way of reused pinned memory."""
+        """Copy a message to the device without waiting, by way of reused pinned memory.
+
+        Args:
+            message: Values of 64 bits.
+
+        Returns:
+            The message as an int64 tensor on the device.
+        """
         values = torch.frombuffer(message, dtype=torch.int64)
         if self._device.type != "cuda":
             return values.clone()

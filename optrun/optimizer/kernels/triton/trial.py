@@ -59,7 +59,17 @@ def _compare_with_loop(name: str, device: torch.device) -> str:
 
 
 def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Return weights and state tensors of an optimizer after `STEPS` steps by a kernel."""
+    """Return weights and state tensors of an optimizer after `STEPS` steps by a kernel.
+
+    The weights come first, then the state of each parameter; the start and the gradients are the
+    same for each kernel and dtype.
+
+    Args:
+        name: Name of the optimizer.
+        kernel: Name of the kernel, such as `loop`.
+        dtype: Dtype of the parameters.
+        device: Their device.
+    """
     params = [Parameter(_wave(size, 0).to(device, dtype)) for size in SIZES]
     build: Any = class_of(name)
     optimizer = build(params, lr=0.01, weight_decay=0.1)
