@@ -48,7 +48,7 @@ def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
     """
     groups = optimizer.param_groups
     if isinstance(optimizer, BatchOptimizer):
-        kernels = [optimizer.kernel(group, "cuda") for group in groups]
+        kernels = [optimizer.FORMULA.kernel(group, "cuda") for group in groups]
         return not is_sharded and all(kernel == "triton" for kernel in kernels)
     if not isinstance(optimizer, Adam | AdamW):
         return False

@@ -98,10 +98,6 @@ class BatchOptimizer(NamedOptimizer):
         """Step a batch in place; return LAMB's trust ratios, None for other formulas."""
         return self.FORMULA.step(batch)
 
-    def kernel(self, group: Group, device: str, *, sharded: bool = False) -> str:
-        """Name the kernel of a group on a type of device; `sharded`: it has DTensors."""
-        return self.FORMULA.kernel(group, device, sharded=sharded)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter with a gradient; return the result of `closure`, or None.
@@ -132,7 +128,7 @@ class BatchOptimizer(NamedOptimizer):
     def _reads_flag(self, batch: Batch) -> bool:
         """Tell whether a Triton kernel steps a batch, and so reads `found_inf` on the device."""
         device = batch.params[0].device.type
-        return bool(batch.grad_addresses) and self.kernel(batch.options, device) == "triton"
+        return bool(batch.grad_addresses) and self.FORMULA.kernel(batch.options, device) == "triton"
 
     def skips_on_device(self) -> bool:
         """Tell whether Triton's kernels step all groups; they read the flag `found_inf`.
@@ -141,7 +137,8 @@ class BatchOptimizer(NamedOptimizer):
         sparse gradient, makes the host wait for the flag.
         """
         return all(
-            self.kernel(group, param.device.type) == "triton" and not isinstance(param, DTensor)
+            self.FORMULA.kernel(group, param.device.type) == "triton"
+            and not isinstance(param, DTensor)
             for group in self.param_groups
             for param in group["params"]
         )

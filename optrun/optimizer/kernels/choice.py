@@ -61,8 +61,17 @@ class Formula:
             return ("foreach", "loop")
         return ("loop",)
 
-    def kernel(self, options: Options, device: str, *, sharded: bool) -> str:
-        """Name the kernel of a step on a type of device; its arguments as in `pick`."""
+    def kernel(self, options: Options, device: str, *, sharded: bool = False) -> str:
+        """Name the kernel of a step on a type of device; for the rules see `pick`.
+
+        Args:
+            options: The option `foreach` counts, as in a group.
+            device: Type of the device that the tensors are on.
+            sharded: Whether a tensor has shards on other ranks.
+
+        Raises:
+            ConfigError: `OPTRUN_KERNEL` names no kernel, or one that is not available.
+        """
         if self.foreach is None:
             return "loop"
         return pick(options["foreach"], device, self.kernels(sharded=sharded))

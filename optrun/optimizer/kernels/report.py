@@ -71,13 +71,18 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
 def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: bool) -> str:
     """Name the kernel that steps a group.
 
-    A `BatchOptimizer`, and a plugin's optimizer with a method `kernel`, names it itself. It is
-    "torch" for other libraries' classes and those that derive
-    from one of torch's optimizers. Any other `NamedOptimizer`, such as a plugin's, has "foreach" or
-    "loop" by the option of the group.
+    The formula of a `BatchOptimizer` names it. It is "torch" for other libraries' classes and those
+    that derive from one of torch's optimizers. Any other `NamedOptimizer`, such as a plugin's, has
+    "foreach" or "loop" by the option of the group.
+
+    Args:
+        stepper: The optimizer that steps the group; of a `Composite`, the member.
+        group: The group.
+        device: Type of the device of its parameters.
+        sharded: Whether its parameters are DTensors.
     """
-    if hasattr(stepper, "kernel"):
-        return str(stepper.kernel(group, device, sharded=sharded))
+    if isinstance(stepper, BatchOptimizer):
+        return stepper.FORMULA.kernel(group, device, sharded=sharded)
     classes = type(stepper).__mro__
     below_optimizer = classes[: classes.index(Optimizer)]
     derives_from_torchs = any(cls.__module__.startswith("torch.") for cls in below_optimizer)
