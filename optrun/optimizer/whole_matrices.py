@@ -185,11 +185,11 @@ def _exchange(
     flat_tensors = [tensor.reshape(-1) for tensor in chain.from_iterable(tensors)]
     send = torch.cat([like.new_empty(0), *flat_tensors])
     send_numels = [sum(map(Tensor.numel, to_rank)) for to_rank in tensors]
-    receive_numels = [sum(map(torch.Size.numel, from_rank)) for from_rank in shapes]
+    numels_to_receive = [list(map(torch.Size.numel, from_rank)) for from_rank in shapes]
+    receive_numels = list(map(sum, numels_to_receive))
     received = send.new_empty(sum(receive_numels))
     dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
-    numels = map(torch.Size.numel, chain.from_iterable(shapes))
-    values = iter(received.split(list(numels)))
+    values = iter(received.split(list(chain.from_iterable(numels_to_receive))))
     return [[next(values).view(shape) for shape in from_rank] for from_rank in shapes]
 
 

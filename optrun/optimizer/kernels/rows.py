@@ -45,6 +45,15 @@ Row = dict[str, float]
 """A value for each of `SCALARS`, for the tensors that share them."""
 
 
+def _row_with_betas(options: Options, scalars: Scalars) -> Row:
+    """Make a row with the first two betas and `keep`, which most formulas have.
+
+    All other scalars have the value for a formula without them, see `SCALARS`.
+    """
+    beta1, beta2, *_ = options["betas"]
+    return {**SCALARS, "beta1": beta1, "beta2": beta2, "keep": scalars["keep"]}
+
+
 def adam_row(options: Options, scalars: Scalars) -> Row:
     """Compute the scalars for the kernels of `adam_update._single_tensor_adam`.
 
@@ -64,14 +73,11 @@ def adam_row(options: Options, scalars: Scalars) -> Row:
     root = math.sqrt(bias_correction(beta2, scalars["step"]))
     adds_eps_to_raw = options.get("eps_form") == "mindspore"
     return {
-        **SCALARS,
-        "beta1": beta1,
-        "beta2": beta2,
+        **_row_with_betas(options, scalars),
         "eps": options["eps"],
         "nesterov": float(options.get("nesterov", False)),
         "scale": scale * root if adds_eps_to_raw else scale,
         "root": 1.0 if adds_eps_to_raw else 1.0 / root,
-        "keep": scalars["keep"],
         "l2": scalars.get("l2", 0.0),
         "unscale": 1.0 / scalars.get("loss_scale", 1.0),
     }
@@ -87,14 +93,11 @@ def adamax_row(options: Options, scalars: Scalars) -> Row:
 
     One of the three eps is that of the options, by `eps_form`; the others are 0.
     """
-    beta1, beta2 = options["betas"]
+    beta1, _ = options["betas"]
     return {
-        **SCALARS,
-        "beta1": beta1,
-        "beta2": beta2,
+        **_row_with_betas(options, scalars),
         EPS[options["eps_form"]]: options["eps"],
         "scale": scalars["lr"] / bias_correction(beta1, scalars["step"]),
-        "keep": scalars["keep"],
         "l1": scalars["l1"],
         "l2": scalars["l2"],
     }
@@ -111,12 +114,9 @@ def lamb_row(options: Options, scalars: Scalars) -> Row:
     The ratio is |keep w|, at most `max_norm`, over |r| + `eps_ratio`, within `min_ratio` and
     `max_ratio`; 1 if `adapt` is 0. `first` and `root` are the bias corrections of m and v.
     """
-    beta1, beta2 = options["betas"]
     correction1, correction2, lr_factor = corrections(options, scalars["step"])
     return {
-        **SCALARS,
-        "beta1": beta1,
-        "beta2": beta2,
+        **_row_with_betas(options, scalars),
         "eps": options["eps"],
         "l1": options["l1"],
         "l2": options["l2"],
@@ -125,7 +125,6 @@ def lamb_row(options: Options, scalars: Scalars) -> Row:
         "min_ratio": options["min_trust"],
         "max_ratio": math.inf if options["max_trust"] is None else options["max_trust"],
         "scale": scalars["lr"] * lr_factor,
-        "keep": scalars["keep"],
         "root": 1.0 / math.sqrt(correction2),
         "first": 1.0 / correction1,
         "decay": scalars["decay"],
@@ -138,14 +137,7 @@ def lion_row(options: Options, scalars: Scalars) -> Row:
 
     The kernels take w = keep w - scale sign(beta1 m + (1 - beta1) g), and then update m by beta2.
     """
-    beta1, beta2 = options["betas"]
-    return {
-        **SCALARS,
-        "beta1": beta1,
-        "beta2": beta2,
-        "scale": scalars["lr"],
-        "keep": scalars["keep"],
-    }
+    return {**_row_with_betas(options, scalars), "scale": scalars["lr"]}
 
 
 def schedule_free_row(options: Options, scalars: Scalars) -> Row:
@@ -179,14 +171,11 @@ def ademamix_row(options: Options, scalars: Scalars) -> Row:
     """
     beta1, beta2, _ = options["betas"]
     return {
-        **SCALARS,
-        "beta1": beta1,
-        "beta2": beta2,
+        **_row_with_betas(options, scalars),
         "eps": options["eps"],
         "scale": scalars["lr"],
         "root": 1.0 / math.sqrt(bias_correction(beta2, scalars["step"])),
         "first": 1.0 / bias_correction(beta1, scalars["step"]),
-        "keep": scalars["keep"],
         "alpha": scalars["alpha"],
         "beta3": scalars["beta3"],
     }
