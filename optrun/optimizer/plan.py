@@ -22,8 +22,6 @@ from optrun.optimizer.batches import Batch
 from optrun.optimizer.groups import are_same_objects
 from optrun.optimizer.numerics import Sharding
 
-_PLAIN_TYPES = {Tensor}
-
 
 class Memory:
     """The addresses of tensors of one dtype and device, for kernels that read by address.
@@ -114,7 +112,7 @@ class Memory:
         gradients of one element are asked for it.
         """
         return (
-            set(map(type, grads)) == _PLAIN_TYPES
+            set(map(type, grads)) == {Tensor}
             and [grad.layout for grad in grads] == self._layouts
             and [grad.nbytes for grad in grads] == self._sizes
             and set(map(Tensor.get_device, grads)) == {self._device}

@@ -123,8 +123,7 @@ def _scale_tied_logits(
     if head is None or table is None:
         return {}
     weight = getattr(head, "weight", None)
-    is_tied = weight is not None and weight is getattr(table, "weight", None)
-    if not is_tied:
+    if weight is None or weight is not getattr(table, "weight", None):  # not tied
         return {}
     name = next(name for name, param in model.named_parameters() if param is weight)
     width = sizes[name].fan_out

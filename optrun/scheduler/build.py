@@ -182,16 +182,14 @@ def _peak_lr_at_scale_1(groups: list[ParamGroup]) -> float:
         0.1
     """
     peaks = []
-    peaks_at_scale_1: list[float] = []
+    peaks_at_scale_1 = []
     for group in groups:
         peak = float(group["initial_lr"] if "initial_lr" in group else group["lr"])
         scale = group.get("lr_ratio", group.get("lr_scale"))
         peaks.append(peak)
         if scale:
             peaks_at_scale_1.append(peak / scale)
-    if peaks_at_scale_1:
-        return max(peaks_at_scale_1)
-    return max(peaks)
+    return max(peaks_at_scale_1 or peaks)
 
 
 def _min_lr_multiplier(config: SchedulerConfig, lr: float) -> float:
