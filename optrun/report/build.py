@@ -285,6 +285,7 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
         console.print(to_rich(section.table, title=section.title or None, width=console.width))
         if section.note:
             console.print(Text(section.note, style="dim"))
+            console.print()
     _print_runs_without_result(report.comparison.runs, console)
     for warning in report.warnings:
         console.print(Text.assemble((f"{warning.kind}: ", "bold yellow"), warning.text))

@@ -32,6 +32,7 @@ MOST_SEEDS = 20
 """Most seeds that are planned without seeds=."""
 SEEDS_WITHOUT_SPREAD = 5
 """Seeds of a plan if the sweep says nothing of the spread between seeds."""
+_ALL_RUN = "They are judged when all have ended; seeds=FIRST-LAST runs other seeds, at least 3"
 _SET_ANEW = ("resume=", "hydra.", "hydra/", "seed=")
 """Beginnings of overrides that a confirmation does not repeat."""
 
@@ -210,8 +211,11 @@ def load_or_make_plan(
     for contender in findings.ranked:
         chosen_runs += contender.configuration.latest_runs
     cost = write_cost(len(plan.points()), chosen_runs)
+    size = f"{len(plan.contenders)} configurations on {len(plan.seeds)} fresh seeds each"
     sweep_path = os.path.relpath(sweep.resolve(), folder.resolve())
-    return replace(plan, sweep=sweep_path), ". ".join(filter(None, (note, cost)))
+    return replace(plan, sweep=sweep_path), ". ".join(
+        filter(None, (note, f"{size}: {cost}. {_ALL_RUN}"))
+    )
 
 
 def _analyse_choice(
@@ -464,7 +468,7 @@ def _choose_seeds(
     if not needed:
         note = (
             f"{len(seeds)} fresh seeds, the most that are planned: to find {size} in {cases} would"
-            f" take more, {spread}. difference=NUMBER or seeds=N-M sets another plan"
+            f" take more, {spread}. difference=NUMBER plans for a larger difference"
         )
     plan = replace(
         plan,

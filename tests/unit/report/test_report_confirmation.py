@@ -138,7 +138,7 @@ def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
         f"{MOST_SEEDS} fresh seeds, the most that are planned: to find a difference of 0.0001"
         in told
     )
-    assert "sets another plan" in told
+    assert "difference=NUMBER plans for a larger difference" in told
 
 
 def test_unless_told_what_matters_is_that_of_the_sweep(tmp_path: Path, make_run: MakeRun) -> None:
@@ -186,7 +186,9 @@ def test_a_run_that_diverged_adds_nothing_to_the_spread(tmp_path: Path, make_run
 
 def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
     folder = sweep / "confirm"
-    made, _ = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7]))
+    made, told = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7]))
+    assert " configurations on 3 fresh seeds each: " in told
+    assert "judged when all have ended; seeds=FIRST-LAST" in told
     made.write(folder)
     assert read_plan(folder) == made
     again, said = load_or_make_plan(sweep, folder)

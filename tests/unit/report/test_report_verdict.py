@@ -82,7 +82,7 @@ def test_the_line_names_optimizer_and_lr_and_what_is_ruled_out(
     assert found.chosen["sgd"] == "sgd at lr 1e-3"
     text = str(found)
     assert text.startswith("Tied for best: adamw at lr 1e-3 and lamb at lr 1e-3 (5 seeds; ")
-    assert "would have been seen" in text
+    assert "would have been found" in text
     assert "Ruled out: sgd at lr 1e-3." in text
 
 
@@ -525,7 +525,9 @@ def test_the_chance_of_seeing_a_difference_stands_beside_it(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
     text = line(write(tmp_path, make_run, {"adamw": 2.5, "lamb": 2.501}, own=0.05)).text
-    assert re.search(r"a difference of [\d.]+ would have been seen in 4 of 5 cases", text)
+    assert re.search(
+        r"a difference of [\d.]+ would have been found in 4 of 5 such comparisons", text
+    )
 
 
 def test_a_difference_beyond_what_training_gains_is_not_named(
