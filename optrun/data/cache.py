@@ -157,6 +157,8 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the file lock of an entry inside this context; the kernel frees it if the process dies.
 
+    An entry is a folder of the cache; `folder` is its path, also before it exists.
+
     On disks without locks, or that cannot be written, the context runs without one: two processes
     may then make the same entry, and the first rename counts. Heartbeats are sent all the while.
 
@@ -239,6 +241,11 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
 
     If the cache cannot be written, return a temporary folder that the process deletes at its end.
 
+    Args:
+        folder: Path of the entry, a folder of the cache.
+        key: Digest of the input, which is recorded in the entry.
+        make: Fills the folder whose path it is given.
+
     Raises:
         StorageError: The disk refused while `make` wrote.
     """
@@ -279,7 +286,7 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
 def _publish(work_folder: Path, folder: Path, key: str) -> None:
     """Write the checksums of a new entry, flush its files, and rename it to `folder`.
 
-    If another process was first, its entry stays.
+    work_folder: Has the files of the entry. If another process was first, its entry stays.
 
     Raises:
         OSError: The disk refused.
@@ -398,7 +405,10 @@ def file_state(path: Path) -> list[int]:
 
 
 def _describe_damage(folder: Path, key: str) -> str | None:
-    """Describe how an entry differs from its `seal.json`; None: it does not."""
+    """Describe how an entry of the cache differs from its `seal.json`; None: it does not.
+
+    That file holds the key, and the checksum and state of each file.
+    """
     try:
         return _compare_with_seal(folder, key)
     except FileNotFoundError:
@@ -408,10 +418,10 @@ def _describe_damage(folder: Path, key: str) -> str | None:
 
 
 def _compare_with_seal(folder: Path, key: str) -> str | None:
-    """Compare the files of an entry with its `seal.json`, as `_describe_damage` without errors.
+    """Compare the files of an entry with its `seal.json`, as `_describe_damage`.
 
-    A file is read only if its state differs from the recorded one. If its bytes are the same, as
-    after a copy, the seal is written again with the new states.
+    Errors of reading are raised. A file is read only if its state differs from the recorded one. If
+    its bytes are the same, as after a copy, the seal is written again with the new states.
     """
     # 1. The entry must have the files that were made.
     seal = read_json(folder / _SEAL_FILE)

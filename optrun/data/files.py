@@ -160,7 +160,7 @@ def read_split(
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
-    # 3. Digest everything that decides them. Without options the digest is that of older versions.
+    # 3. Digest everything that decides them; options count only if the user set one.
     digests = (f"{path.suffixes} {content}" for path, content in zip(files, contents, strict=True))
     typed_options = () if options == ReadOptions() else (repr(options),)
     content = digest(

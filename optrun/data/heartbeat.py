@@ -25,7 +25,8 @@ _next = 0.0
 def receive_heartbeats(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
     """Receive the heartbeats and messages of this process inside this context.
 
-    Do not fork worker processes inside of it: they would call the same functions.
+    A heartbeat shows a watching process that work on data goes on. Do not fork worker processes
+    inside of the context: they would call the same functions.
 
     Args:
         beat: Called at most twice a second, by any thread.

@@ -312,6 +312,7 @@ class BatchLoader:
         batches = iter(self._loader(micro_batches_of_rank(), "example"))
         try:
             for step in count(start):
+                # As many batches as the function above has made of this step.
                 share = share_of(plan.micro_batches(step), rank, ranks)
                 yield [_raise_refusal(next(batches)) for _ in share]
         finally:

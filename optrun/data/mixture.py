@@ -77,7 +77,8 @@ class Draws:
     def _draw(self, probabilities: np.ndarray, seed: int, *, ends_with_first: bool) -> np.ndarray:
         """Draw sources until the first one ends, or until all with a probability have ended.
 
-        A source ends when as many examples were drawn from it as it has.
+        A source ends when as many examples were drawn from it as it has. Example: of sources with 2
+        and 9 examples the draws 1, 0, 1, 0, ... are cut behind the second 0 if `ends_with_first`.
 
         Returns:
             The source of each position; shape (positions,), int16.

@@ -217,7 +217,7 @@ class Lines(Shard):
         return row
 
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the hub's block of each row; each row of a local file is a part of its own."""
+        """Number the block of the hub that each row is in; of a local file each row is a part."""
         return self.file.part_of(self.begins[rows])
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:  # noqa: ARG002

@@ -205,8 +205,8 @@ class StreamRows:
     def borders(self) -> np.ndarray:
         """The first row of each window, and the number of rows; shape (windows + 1,), int64.
 
-        No window goes over the end of a file. Example: files of 5 and 3 rows in windows of 2 rows
-        give `[0, 2, 4, 5, 7, 8]`.
+        A window is `window` consecutive rows, fewer at the end of a file. Example: files of 5 and 3
+        rows in windows of 2 rows give `[0, 2, 4, 5, 7, 8]`.
         """
         windows = []
         for begin, end in pairwise([0, *self._ends]):
@@ -214,7 +214,7 @@ class StreamRows:
         return np.concatenate([*windows, self._ends[-1:]])
 
     def _windows_of_files(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
-        """Yield each file with its windows.
+        """Yield each file with its windows: stretches of consecutive rows.
 
         Yields:
             The file, the number of its first window, the number of the next file's first window,
@@ -234,8 +234,8 @@ class StreamRows:
     def parts_of_windows(self) -> np.ndarray:
         """The first window of each part of a file, and the number of windows at the end.
 
-        A part is what a file is read in at once, such as a row group; a window belongs to the part
-        of its first row. Shape (parts + 1,), int64.
+        A part is what a file is read in at once, such as a row group; a window, some consecutive
+        rows of a file, belongs to the part of its first row. Shape (parts + 1,), int64.
 
         Example: a file with windows 0 to 3, whose row groups begin in window 0 and in window 2, and
         another file with windows 4 to 6 in one row group give `[0, 2, 4, 7]`.
@@ -249,7 +249,7 @@ class StreamRows:
         return np.flatnonzero(begins_part)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
-        """Estimate the bytes of some columns in each window; shape (windows,), int64."""
+        """Estimate the bytes of some columns in each window of rows; shape (windows,), int64."""
         sizes = [shard.sizes(borders, columns) for shard, _, _, borders in self._windows_of_files()]
         return np.concatenate(sizes)
 
@@ -351,7 +351,13 @@ class WindowOrder:
         return np.concatenate(examples)
 
     def _shuffle_group(self, number: int) -> np.ndarray:
-        """Return the examples of the group of four windows with this number, shuffled."""
+        """Return the examples of the group of four windows with this number, shuffled.
+
+        Windows are in the order of the epoch; the last group may have fewer.
+
+        Returns:
+            Numbers of the examples; int64.
+        """
         windows = self._windows[number * _WINDOWS_TOGETHER : (number + 1) * _WINDOWS_TOGETHER]
         examples = [
             np.arange(self._borders[window], self._borders[window + 1]) for window in windows
@@ -457,6 +463,7 @@ class StreamedBlocks:
     def _plan_blocks_per_window(self) -> np.ndarray:
         """Plan how many blocks each window gets, at least one; shape (windows,), int64.
 
+        The tokens of a window, some consecutive rows of a file, are cut into blocks for training.
         Up to eight windows, spread evenly, are tokenised, and get the blocks that they need. The
         others are planned by their bytes, with 2 % more tokens per byte than the densest of these
         has. A window that needs more blocks loses the rest; a note says so.
@@ -513,6 +520,8 @@ class StreamedBlocks:
 
     def _ids_of_window(self, window: int) -> dict[str, np.ndarray]:
         """Return the ids of all rows of a window by name, joined; four windows stay in memory.
+
+        window: Its number; a window is some consecutive rows of a file.
 
         Returns:
             For each name of ids, such as `input_ids`, an array of shape (tokens,), int32; empty for

@@ -112,6 +112,8 @@ def needs_one_row_batch(model: PreTrainedModel) -> bool:
 def describe_document_masking(model: PreTrainedModel, key: str) -> str:
     """Describe for the user how attention stays within each document of a packed block.
 
+    A packed block is an example of several documents, one behind the other.
+
     Args:
         model: A built model.
         key: The option that asks for it, such as `task.packing=true`.

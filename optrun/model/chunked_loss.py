@@ -203,9 +203,10 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
 def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
     """Explain why `ChunkedForward` would not compute a model's own loss; None: it would.
 
-    Both are compared on two rows of four tokens. The output head must be a plain linear layer, the
-    logits its output times a constant (1 if it has a bias), and the loss their mean cross-entropy.
-    A model with a router loss is refused: `TargetLosses` has none.
+    `ChunkedForward` computes cross-entropy from the hidden states, a few logits at a time. Both
+    losses are compared on two rows of four tokens. The output head must be a plain linear layer,
+    the logits its output times a constant (1 if it has a bias), and the loss their mean
+    cross-entropy. A model with a router loss is refused: `TargetLosses` has none.
 
     Args:
         model: With its weights, on a device where it runs. Its mode and forward pass are restored.
