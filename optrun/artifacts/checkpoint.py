@@ -188,9 +188,10 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
     """Tell whether a checkpoint on disk has the counters and callback states of a snapshot.
 
-    Counters are `train` (steps, examples, tokens, metrics, sums since the last log line). Two of
-    its entries do not count, because they may differ for the same weights: `seconds`, since a
-    resumed run has trained for another time, and `last`, since the end of a run evaluates more.
+    Then both were saved at the same point of training, and with the same weights. Counters are
+    `train` (steps, examples, tokens, metrics, sums since the last log line). Two of its entries do
+    not count, because they may differ for the same weights: `seconds`, since a resumed run has
+    trained for another time, and `last`, since the end of a run evaluates more.
     """
 
     def counters(state: PlainMapping) -> PlainDict:
@@ -359,7 +360,11 @@ def read_state(folder: Path) -> PlainDict:
 
 
 def _read(path: Path) -> tuple[bytes, PlainDict]:
-    """Read a JSON object as bytes and as values."""
+    """Read a JSON object as bytes, for its checksum, and as values.
+
+    Raises:
+        CheckpointError: The file is missing, or holds no JSON object.
+    """
     try:
         text = read_bytes(path)
         return text, dict(parse_json(text, path))

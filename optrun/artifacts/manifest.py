@@ -160,7 +160,10 @@ class CheckpointManifest:
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """Section -> its tensor files, in the order of ranks."""
+        """Map each section, the model and the optimizer, to its tensor files in order of ranks.
+
+        A section is called by its file, `model.safetensors`, or by its folder of shards, `model`.
+        """
         if self.ranks is None:
             return {name: [name] for name in TENSOR_FILES}
         shards = sorted(filter(_SHARD.fullmatch, self.files))
@@ -193,6 +196,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         )
     with manifest_errors(path):
         values, files = read_checksummed(path, FORMAT)
+        # The number of ranks is recorded only if there were several writers.
         ranks = int(values["world_size"]) if "world_size" in values else None
         sections = TENSOR_FILES if ranks is None else SHARD_FOLDERS
         tensors = {name: _read_tensor_entries(values["tensors"][name]) for name in sections}
@@ -216,6 +220,7 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
         CheckpointError: The message names the files, the shard or the size limit.
     """
     file_names = ", ".join(sorted(files))[:200]
+    # 1. The names: of one process, or of several ranks.
     if ranks is None:
         if set(files) != set(CONTENT):
             raise CheckpointError(f"{path}: names {file_names}; expected {', '.join(CONTENT)}.")
@@ -229,6 +234,7 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
             raise CheckpointError(
                 f"{path}: names shard {min(strange):05d}; {ranks} ranks write 00001 to {ranks:05d}."
             )
+    # 2. The size of the state file.
     if files[names.CHECKPOINT_STATE].size > JSON_BYTES:
         raise CheckpointError(
             f"{path}: names a {names.CHECKPOINT_STATE} larger than {JSON_BYTES:,} bytes."
@@ -327,10 +333,11 @@ def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List the files that do not belong into a checkpoint; optrun never opens them.
+    """List the files and folders that do not belong into a checkpoint; optrun never opens them.
 
-    If the manifest cannot be read, the files of a checkpoint written by one process belong.
-    Folders of shards are looked into, other folders are foreign as a whole.
+    What belongs is what the manifest names, and the manifest. If it cannot be read, the files of a
+    checkpoint written by one process belong. Folders of shards are looked into, other folders are
+    foreign as a whole.
     """
     try:
         content = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}

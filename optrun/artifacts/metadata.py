@@ -83,7 +83,8 @@ class CheckpointMetadata:
     def from_dict(cls, values: PlainMapping) -> Self:
         """Read the values of `state.json`.
 
-        Non-finite numbers, saved as text, become floats again. Unknown keys are left out.
+        Non-finite numbers, saved as text, become floats again; only `train`, `config` and
+        `callbacks` can hold one. Unknown keys are left out, types are not checked.
         """
         field_names = {field.name for field in fields(cls)}
         arguments = {key: value for key, value in values.items() if key in field_names}

@@ -120,6 +120,7 @@ class MetricsWriter:
         # line.
         line = json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
+        # A refused write leaves no part of the line in the file.
         try:
             with name_in_errors(self.path):
                 written = self._file.write(line)
@@ -313,7 +314,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
 
     Args:
         path: The file.
-        any_format: Read a summary of a newer optrun, too, only to find the run.
+        any_format: Read a summary of another optrun's format, too: enough to find the run.
 
     Returns:
         The values; texts for non-finite numbers in `metrics` and `perf` become floats again.

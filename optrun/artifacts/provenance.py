@@ -58,7 +58,10 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code_digest() -> str:
-    """Compute a digest of optrun's own files, more precise than its version."""
+    """Compute a digest of optrun's own Python files, more precise than its version.
+
+    The digest has 12 hexadecimal digits, and is computed once in a process.
+    """
     folder = Path(optrun.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -84,14 +87,14 @@ def hardware(device: str, threads: int) -> dict[str, object]:
     """
     return {
         "device": device,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "torch_threads": threads,
         "system": platform.platform(terse=True),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name the processor of this machine.
 
     It is the "model name" of Linux, such as "AMD EPYC 7763 64-Core Processor"; elsewhere what

@@ -149,8 +149,8 @@ class RunDir:
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
         unfinished_config = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
-        names = {path.name for path in self.path.iterdir()}
-        names = {name for name in names if not unfinished_config.fullmatch(name)}
+        paths = self.path.iterdir()
+        names = {path.name for path in paths if not unfinished_config.fullmatch(path.name)}
         if names <= {LOCK}:
             return True
         if HYDRA not in names or not names <= {HYDRA, LOCK, LOG, LOGS}:

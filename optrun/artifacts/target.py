@@ -232,6 +232,7 @@ def find_target(value: str, run_dir: Path | None) -> Target | None:
         CheckpointError: `latest` found no run.
     """
     typed = f"resume={value}"
+    # 1. A word.
     if value in ("latest", "auto"):
         path = _latest_run(run_dir)
         if path is not None:
@@ -242,6 +243,7 @@ def find_target(value: str, run_dir: Path | None) -> Target | None:
         raise CheckpointError(
             f"{typed}: no run in {where}. Start one without resume, or with resume=auto."
         )
+    # 2. A path.
     if value.lower() == "true" and not Path(value).exists():
         raise ConfigError(
             f"{typed}: expected a run directory, a checkpoint, latest or auto. Did you mean"

@@ -228,7 +228,8 @@ def end() -> None:
 def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     """Write a heartbeat: phase, step and time. Does nothing before `begin`.
 
-    It needs no system call. A rising `step` also adds one to the steps of this start.
+    It needs no system call. A rising `step` also adds one to `done`, the steps of this start; not
+    while the run is prepared, when `step` jumps to that of the checkpoint.
 
     Args:
         phase: The phase that begins now; None: the same as before.
@@ -246,7 +247,6 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     if step is None:
         step = last.step
     done = last.done
-    # Before that phase ends, `step` rises from 0 to the step of the checkpoint to resume from.
     is_prepared = last.phase > Phase.preparing
     if is_prepared and step > last.step:
         done += 1

@@ -280,6 +280,8 @@ def first_node(nodes: str) -> str:
         >>> first_node("a[1-2]b[3-4]-ib")
         'a1b3-ib'
     """
+    # Characters outside of brackets but commas, or whole brackets.
     until_comma_outside_brackets = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     assert until_comma_outside_brackets is not None
+    # Of each bracket only its first number.
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", until_comma_outside_brackets[0])

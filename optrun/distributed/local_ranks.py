@@ -73,7 +73,7 @@ def run_ranks(
         How the ranks of the last start ended, and how many stop signals arrived.
     """
     ends: list[RankEnd] | None = None
-    with _environment(ranks.nproc), _signals_forwarded(heartbeats) as stops:
+    with _launcher_environment(ranks.nproc), _forward_signals(heartbeats) as stops:
         for _ in range(ranks.max_restarts + 1):
             ends = _run_once(ranks, heartbeats, begin(ends))
             error = error_of(ends)
@@ -160,7 +160,7 @@ def _read_end(heartbeats: Heartbeats, local_rank: int, exit_code: int) -> RankEn
 
 
 @contextmanager
-def _environment(nproc: int) -> Iterator[None]:
+def _launcher_environment(nproc: int) -> Iterator[None]:
     """Silence the log of torch's launcher, and divide the cores among ranks by OMP_NUM_THREADS.
 
     The launcher would log every exit code but 0 as a failure, even that of a rank that stops early;
@@ -185,7 +185,7 @@ def _environment(nproc: int) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
+def _forward_signals(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
     """Turn signals to this process into requests to its ranks while the block runs.
 
     SIGINT, SIGTERM and SIGHUP ask to stop, 0.5 s later, see `_DIRECT_SECONDS`. SIGUSR1 asks to save

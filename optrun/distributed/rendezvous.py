@@ -153,6 +153,7 @@ class Rendezvous:
         for _ in self._poll():
             if not self.store.check(hello_keys):
                 continue
+            # All ranks have sent a nonce, perhaps some of them at an earlier start.
             nonces = [str(json.loads(text)) for text in self.store.multi_get(hello_keys)]
             if nonces != published:
                 published = nonces
@@ -172,7 +173,7 @@ class Rendezvous:
             if not self.store.check(["welcome"]):
                 continue
             nonces = json.loads(self.store.get("welcome"))
-            if nonces[self.rank] == nonce:
+            if nonces[self.rank] == nonce:  # and not that of an earlier start
                 start_id = str(nonces[0])
                 self.store.set(f"{start_id}/came/{self.rank}", "")
                 return start_id

@@ -147,9 +147,11 @@ def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
     """
     causes = [end for end in failed if not end.lost_rank]
     causes = [end for end in causes if end.code not in _BY_SECOND_SIGNAL] or causes
+    # Killed by a signal.
     killed = [end for end in causes if end.code < 0 and end.code != -signal.SIGTERM]
     if killed:
         return [min(killed, key=lambda end: end.seen)]
+    # Ended by themselves, or by SIGTERM.
     exited = [end for end in causes if end.code > 0]
     with_error = [end for end in exited if end.code != EXIT_STOPPED_EARLY]
     roots = with_error or exited or causes

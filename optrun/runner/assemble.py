@@ -287,6 +287,9 @@ def _refuse_different_ranks(
 ) -> None:
     """Refuse ranks with different configurations, data or models, before the first step.
 
+    Of data and plugins digests are compared, of the model its class, configuration and the shape of
+    each parameter.
+
     Raises:
         ConfigError: The message names machine, rank, key and both values.
     """
@@ -319,10 +322,14 @@ def length_key(config: RunConfig) -> str:
 
 
 def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -> None:
-    """Refuse keys that need an evaluation if there are no evaluation rows.
+    """Refuse keys that need an evaluation; called if there are no evaluation rows.
+
+    Args:
+        config: Has `checkpoint.metric` and `training.early_stopping_patience`.
+        schedule_metric: The metric that a plateau schedule watches; None: it watches none.
 
     Raises:
-        ConfigError: The message names the key.
+        ConfigError: The message names the first such key.
     """
     for key, value, instead in (
         ("checkpoint.metric", config.checkpoint.metric, "leave it null"),

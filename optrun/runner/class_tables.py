@@ -42,6 +42,7 @@ def tables_of(summary: Mapping[str, object]) -> Iterator[tuple[str, Table]]:
     for name, values in sets.items():
         rows = values["classes"]
         if 0 < len(rows) <= _MOST_SHOWN:
+            # The first key of a row is that of its name: `class`, `label` or `entity`.
             yield str(name), _build_table(str(next(iter(rows[0]))), rows, values["means"])
 
 

@@ -159,8 +159,7 @@ def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
     Raises:
         StorageError: The disk refused the write.
     """
-    folder = run.tokenizer
-    with write_through_temporary(folder, replaces=True) as temporary:
+    with write_through_temporary(run.tokenizer, replaces=True) as temporary:
         save_tokenizer(tokenizer, temporary)
         write_checksums(temporary)
 
@@ -178,8 +177,7 @@ def publish(
     Raises:
         StorageError: The disk refused the write.
     """
-    folder = run.model
-    with write_through_temporary(folder, replaces=True) as temporary:
+    with write_through_temporary(run.model, replaces=True) as temporary:
         write_model(temporary, model, tokenizer, summary, config, sample)
         write_checksums(temporary)
 

@@ -262,7 +262,11 @@ def _rename_to_new(temporary: Path, out: Path) -> None:
 
 
 def _write_table(table: Any, path: Path) -> None:
-    """Write a table of `datasets` as jsonl, csv or parquet."""
+    """Write a table of `datasets` as jsonl, csv or parquet, by the ending of the path.
+
+    For CSV `csv_cell` converts each value and heading: a list becomes JSON, and no text is taken
+    for a formula.
+    """
     from datasets import Dataset
 
     ending = path.suffix.lower()

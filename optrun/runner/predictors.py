@@ -109,6 +109,9 @@ class Predictor(ABC):
             call: A method of the model, such as `generate`; None: its forward pass.
             **options: Further keyword arguments of the call.
 
+        Returns:
+            What the call returns, on the device of the model.
+
         Raises:
             OptrunError: Memory did not suffice.
         """
@@ -381,7 +384,7 @@ class TextGeneration(Predictor):
             ConfigError: A value does not fit, or has no effect.
         """
         # Checked alone, so that an error is about what was typed.
-        with self._refusing_options():
+        with self._option_errors():
             type(options)(**self.generation).validate(strict=True)
         options.update(**self.generation, num_return_sequences=1)
         if self.is_decoder or "max_new_tokens" in self.generation:
@@ -394,10 +397,10 @@ class TextGeneration(Predictor):
         return options
 
     @contextmanager
-    def _refusing_options(self) -> Iterator[None]:
-        """Turn errors of transformers into a ConfigError with the typed options.
+    def _option_errors(self) -> Iterator[None]:
+        """Turn errors of transformers in the block into a ConfigError with the typed options.
 
-        Without typed options they are raised unchanged.
+        Without typed options (`generation.KEY=VALUE`) they are raised unchanged.
         """
         try:
             yield
@@ -413,7 +416,7 @@ class TextGeneration(Predictor):
         batch = pad_inputs(inputs, self.padding, left=self.is_decoder)
         tokenizer = self.tokenizer
         options = {"generation_config": self.options, "tokenizer": tokenizer}
-        with self._refusing_options():
+        with self._option_errors():
             ids = self.run(batch, self.model.generate, **options)
         if self.is_decoder:
             ids = ids[:, batch["input_ids"].shape[1] :]
@@ -441,7 +444,10 @@ class ChatAnswers(TextGeneration):
     columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")
 
     def prompts(self) -> list[list[int]]:
-        """Encode each chat with an open assistant turn, a text as in training.
+        """Encode each row as a prompt: a chat up to where the assistant's answer begins, or a text.
+
+        Chats are rendered by the tokenizer's template, with its mark for the assistant's turn; a
+        text is encoded without final special tokens.
 
         Raises:
             ConfigError: A row is no chat, or the template refuses it.

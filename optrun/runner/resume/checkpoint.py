@@ -112,55 +112,72 @@ def open_checkpoint_to_resume(
         CheckpointError: As `open_checkpoint`; or the parent checkpoint is gone, damaged or changed.
     """
     world = run_start.world
-    config = run_start.config
-    opened = OpenedCheckpoint()
-    with ExitStack() as stack:
-
-        def pick() -> tuple[Path | None, Trunk | None, Path | None]:
-            """Set `opened` on rank 0, and write the configuration of a new run.
-
-            Returns:
-                `folder`, `trunk` and `started_from` of `opened`, for the other ranks.
-            """
-            nonlocal opened
-            for name in clean_leftovers(run_start.run):
-                run_start.display.note(
-                    f"{name} was removed: left by a process that was killed while it wrote"
-                )
-            trunk = Trunk.parse(config.branch_from)
-            # 1. A run to resume.
-            if resume is not None:
-                opened = open_checkpoint(
-                    run_start.run,
-                    resume,
-                    config,
-                    "step 0" if trunk is None else f"its trunk {trunk.folder}",
-                )
-                for note in (*resume.notes, *opened.notes):
-                    run_start.display.note(note)
-            # 2. A new run, or one that ended before its first save: from its trunk, if it is a
-            # branch, else from step 0.
-            if opened.snapshot is None:
-                if trunk is not None:
-                    stack.enter_context(reading(trunk.folder))
-                    trunk.require()
-                    started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
-                    opened = OpenedCheckpoint(
-                        _load_usable(trunk.folder, config), trunk.folder, trunk, started_from
-                    )
-                # If the run is killed before its first step, it can be restarted from this file.
-                run_start.write_config()
-            return opened.folder, opened.trunk, opened.started_from
-
-        folder, trunk, started_from = world.call_on_main(pick)
+    with ExitStack() as locks:
+        opened = world.call_on_all(
+            lambda: (
+                _pick_checkpoint(run_start, resume, locks) if world.is_main else OpenedCheckpoint()
+            )
+        )
         # Other ranks read what rank 0 has verified.
+        folder, trunk, started_from = world.broadcast(
+            (opened.folder, opened.trunk, opened.started_from)
+        )
         if folder is not None and not world.is_main:
             if trunk is not None:
-                stack.enter_context(reading(trunk.folder))
+                locks.enter_context(reading(trunk.folder))
             opened = OpenedCheckpoint(
-                open_verified(folder, lazy=_is_lazy(config)), folder, trunk, started_from
+                open_verified(folder, lazy=_is_lazy(run_start.config)), folder, trunk, started_from
             )
         yield opened
+
+
+def _pick_checkpoint(
+    run_start: RunStart, resume: ResumePoint | None, locks: ExitStack
+) -> OpenedCheckpoint:
+    """Pick and read the checkpoint that training begins from; on rank 0.
+
+    What a killed process left in the run directory is removed first. `config.yaml` is written if
+    the run begins anew.
+
+    Args:
+        run_start: The start of the run; its lock is held.
+        resume: The run and checkpoint of `resume=`; None: a new run.
+        locks: Gets the lock of a parent checkpoint.
+
+    Returns:
+        The checkpoint to resume from; else the parent checkpoint of a branch; else without a
+        snapshot.
+    """
+    config = run_start.config
+    for name in clean_leftovers(run_start.run):
+        run_start.display.note(
+            f"{name} was removed: left by a process that was killed while it wrote"
+        )
+    trunk = Trunk.parse(config.branch_from)
+    # 1. A run to resume. It has no snapshot if it ended before its first save.
+    opened = OpenedCheckpoint()
+    if resume is not None:
+        opened = open_checkpoint(
+            run_start.run,
+            resume,
+            config,
+            "step 0" if trunk is None else f"its trunk {trunk.folder}",
+        )
+        for note in (*resume.notes, *opened.notes):
+            run_start.display.note(note)
+    if opened.snapshot is not None:
+        return opened
+    # 2. The first step of a branch.
+    if trunk is not None:
+        locks.enter_context(reading(trunk.folder))
+        trunk.require()
+        started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
+        opened = OpenedCheckpoint(
+            _load_usable(trunk.folder, config), trunk.folder, trunk, started_from
+        )
+    # If the run is killed before its first step, it can be restarted from this file.
+    run_start.write_config()
+    return opened
 
 
 def refuse_links(run: RunDir) -> None:

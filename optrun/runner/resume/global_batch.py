@@ -64,21 +64,18 @@ def decide_batch_sizes(
         ConfigError: The ranks cannot share a step; the message lists the numbers that could.
     """
     training = request.config.training
+    configured_accumulation = training.gradient_accumulation_steps
     # 1. A new run: the configured sizes.
     if saved is None or "accumulation" not in saved.plan:
         micro, micro_batches = training.step_over(ranks)
-        return _with_batch_sizes(
-            request, micro, training.gradient_accumulation_steps, micro_batches
-        )
+        return _with_batch_sizes(request, micro, configured_accumulation, micro_batches)
 
     # 2. The user requests another batch than the checkpoint's.
     micro_before = int(saved.plan["batch_size"])
     examples_before = micro_before * int(saved.plan["accumulation"])
     if _requests_other_batch(request, saved, branches=branches):
         micro, micro_batches = training.step_over(ranks, micro_before)
-        sizes = _with_batch_sizes(
-            request, micro, training.gradient_accumulation_steps, micro_batches
-        )
+        sizes = _with_batch_sizes(request, micro, configured_accumulation, micro_batches)
         sizes.examples = (examples_before, micro * micro_batches)
         return sizes
 
@@ -86,12 +83,11 @@ def decide_batch_sizes(
     # follow: None, or an accumulation of 1, leaves one open.
     typed = () if branches else request.overrides
     typed_micro = training.per_device_train_batch_size if is_typed(MICRO, typed) else None
-    configured = training.gradient_accumulation_steps
     same_batch = replace(
         training,
         global_batch_size=examples_before,
         per_device_train_batch_size=typed_micro,
-        gradient_accumulation_steps=configured if is_typed(ACCUMULATION, typed) else 1,
+        gradient_accumulation_steps=configured_accumulation if is_typed(ACCUMULATION, typed) else 1,
     )
     try:
         micro, micro_batches = same_batch.step_over(ranks, micro_before)
@@ -101,7 +97,7 @@ def decide_batch_sizes(
     # 4. How the configuration says it. With a global batch size an accumulation of 1 means there,
     # too, that it follows from the ranks.
     accumulation = micro_batches // ranks
-    if training.global_batch_size is not None and configured == 1:
+    if training.global_batch_size is not None and configured_accumulation == 1:
         accumulation = 1
     sizes = _with_batch_sizes(request, micro, accumulation, micro_batches)
     before = f"{examples_before} examples a step, as before"

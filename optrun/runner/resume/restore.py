@@ -261,7 +261,7 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
     return {
         **{name: versions[name] for name in _COMPUTING_LIBRARIES},
         "device": device_name(device),
-        "processor": provenance.hardware("", 0)["processor"],
+        "processor": provenance.processor(),
         "torch threads": torch.get_num_threads(),
         "ranks": ranks,
         "optimizer kernel": kernel,
