@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
 from optrun.api.one_call import one_call
 from optrun.artifacts.metrics import read_metrics, read_summary
-from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders, read_pointer
 from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.artifacts.target import locate
 from optrun.base.errors import CheckpointError
@@ -78,9 +78,7 @@ class Run:
     @property
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best main metric; None: there is none."""
-        from optrun.artifacts.retention import pointed
-
-        return pointed(RunDir(self.path).best)
+        return read_pointer(RunDir(self.path).best)
 
     def load_model(self, checkpoint: Location | None = None) -> PreTrainedModel:
         """Load a model, on the CPU and in evaluation mode.

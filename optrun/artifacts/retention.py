@@ -19,8 +19,6 @@ from optrun.artifacts.forks import deleting
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_other_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
-from optrun.base.errors import UnreadableFileError
-from optrun.base.reading import read_text
 
 _TEMPORARY_IN_RUN = re.compile(
     r"(\.deleting-)?\.(model|tokenizer)-\d+|"
@@ -195,18 +193,3 @@ def point_best(run: RunDir, global_step: int | None) -> None:
         replace_text(run.best, step_name(global_step) + "\n")
     elif run.best.is_file():
         run.best.unlink()
-
-
-def pointed(pointer: Path) -> Path | None:
-    """Return the checkpoint folder that the file `best` or `last` names.
-
-    None if the file cannot be read, or names no existing `step_*` folder beside it.
-    """
-    try:
-        name = read_text(pointer).strip()
-    except (OSError, UnicodeDecodeError, UnreadableFileError):
-        return None
-    folder = pointer.parent / name
-    if parse_step(name) is not None and folder.is_dir():
-        return folder
-    return None

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from optrun.base.bounded_yaml import yaml_mapping
+from optrun.base.errors import UnreadableFileError
+from optrun.base.reading import read_text
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -208,6 +210,21 @@ def is_of_tracker(name: str) -> bool:
 def is_written(name: str) -> bool:
     """Tell whether a run, its trackers or a report write this file name in a run."""
     return is_of_tracker(name) or any(fnmatchcase(name, pattern) for pattern in _WRITTEN)
+
+
+def read_pointer(pointer: Path) -> Path | None:
+    """Return the checkpoint folder that the file `best` or `last` names.
+
+    None if the file cannot be read, or names no existing `step-*` folder beside it.
+    """
+    try:
+        name = read_text(pointer).strip()
+    except (OSError, UnicodeDecodeError, UnreadableFileError):
+        return None
+    folder = pointer.parent / name
+    if parse_step(name) is not None and folder.is_dir():
+        return folder
+    return None
 
 
 def find_runs(path: Path | str) -> Iterator[Path]:

@@ -22,9 +22,10 @@ from optrun.artifacts.run_dir import (
     checkpoint_folders,
     find_runs,
     parse_step,
+    read_pointer,
 )
 from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
-from optrun.base.reading import expand_home, read_text
+from optrun.base.reading import expand_home
 
 _OUTPUTS = Path("outputs")
 """Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
@@ -99,7 +100,7 @@ class Target:
             ConfigError: The path is neither a run nor a checkpoint.
             CheckpointError: The checkpoint is damaged, or the run has no complete one.
         """
-        from optrun.artifacts.retention import latest_complete, pointed
+        from optrun.artifacts.retention import latest_complete
 
         if self.checkpoint is not None:
             faults = problems(self.checkpoint, run_id_of(self.run))
@@ -113,7 +114,7 @@ class Target:
             raise CheckpointError(" ".join([message, *first_faults]))
         for fault in first_faults:
             sys.stderr.write(f"optrun: warning: {printable(fault)} Passed over.\n")
-        best = pointed(self.run.best)
+        best = read_pointer(self.run.best)
         if best and best.name != newest.name:
             note = (
                 f"{newest.name} is the newest checkpoint; the best is {self.run.best} ({best.name})"
@@ -182,9 +183,7 @@ def locate(value: str, key: str = "") -> Target:
         )
     # `best` and `last` are files that hold the name of a checkpoint beside them.
     if path.is_file() and path.parent.name == CHECKPOINTS:
-        name = read_text(path, errors="replace").strip()
-        if parse_step(name) is not None:
-            path = path.parent / name
+        path = read_pointer(path) or path
     if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
         raise CheckpointError(
             f"{typed}: a link: what lies outside of a run directory is not read as part of it."

@@ -132,13 +132,13 @@ def _missing_folders(run: RunDir, checkpoints: list[Path]) -> list[str]:
         run: The run directory.
         checkpoints: Its checkpoints.
     """
-    from optrun.artifacts.retention import pointed
     from optrun.artifacts.run_check import missing_model
+    from optrun.artifacts.run_dir import read_pointer
 
     problems = missing_model(run)
     if not checkpoints and not run.model.is_dir():
         problems.append(f"{run.checkpoints}: no checkpoint there.")
     for pointer in (run.best, run.last):
-        if pointer.is_file() and pointed(pointer) is None:
+        if pointer.is_file() and read_pointer(pointer) is None:
             problems.append(f"{pointer}: names a checkpoint that is not there.")
     return problems

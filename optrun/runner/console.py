@@ -17,8 +17,8 @@ from rich.panel import Panel
 from rich.table import Table
 
 from optrun.artifacts.generalisation import Verdict, sentence_of
-from optrun.artifacts.retention import pointed, step_of
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.retention import step_of
+from optrun.artifacts.run_dir import RunDir, read_pointer
 from optrun.base import shell
 from optrun.base.errors import StorageError, printable
 from optrun.base.formatting import duration, number, rate, size
@@ -175,7 +175,7 @@ def _next_commands(outcome: Outcome, config: RunConfig) -> list[tuple[str, str]]
     """
     summary = outcome.summary
     path = shown_path(outcome.run.path)
-    best = pointed(outcome.run.best)
+    best = read_pointer(outcome.run.best)
     chosen = "best" if best else "last"
     optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
     longer = f"training.max_steps={2 * int(summary['max_steps'])}"

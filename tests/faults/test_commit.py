@@ -21,9 +21,8 @@ from optrun.artifacts.retention import (
     clean_leftovers,
     latest_complete,
     point_best,
-    pointed,
 )
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import RunDir, read_pointer
 from optrun.base.errors import StorageError
 from tests.faults.checkpoints import make_run, snapshot
 from tests.faults.syscalls import Syscalls, calls_of, deaths, refuse
@@ -217,8 +216,8 @@ def test_pointers_are_hints(tmp_path: Path) -> None:
     run = make_run(tmp_path, (1,))
     run.best.write_text("../../../etc")
     run.last.write_bytes(b"\xff\xfe")
-    assert pointed(run.best) is None
-    assert pointed(run.last) is None
+    assert read_pointer(run.best) is None
+    assert read_pointer(run.last) is None
     assert newest(run) == 1
 
 

@@ -16,8 +16,8 @@ from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import read_metrics, try_read_summary
-from optrun.artifacts.retention import clean_leftovers, pointed, step_of
-from optrun.artifacts.run_dir import RunDir, checkpoint_folders
+from optrun.artifacts.retention import clean_leftovers, step_of
+from optrun.artifacts.run_dir import RunDir, checkpoint_folders, read_pointer
 from optrun.artifacts.tensor_file import first_not_finite
 from optrun.base.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
 from optrun.base.reading import kind_of
@@ -84,7 +84,7 @@ class OpenedCheckpoint:
         notes = []
         for folder, why in self.skipped.items():
             for pointer in (folder.with_name(names.BEST), folder.with_name(names.LAST)):
-                if pointer.is_file() and pointed(pointer) in (folder, None):
+                if pointer.is_file() and read_pointer(pointer) in (folder, None):
                     pointer.unlink()
             notes.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
         return notes
