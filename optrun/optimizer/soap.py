@@ -29,38 +29,54 @@ Keys are texts, since torch flattens only such states (`flatten_optimizer_state_
 def _single_tensor_soap(batch: Batch) -> None:
     """Take the step of `Soap` in place, one full tensor after another.
 
-    exp_avg is in the coordinates of the parameter, exp_avg_sq in those of the eigenbases. The
-    scalars hold the `preconditioners` (L and R of `Soap`) and `bases` (QL and QR) of the tensor,
-    dicts by dimension, "0" and "1" for a matrix, that are updated here. The first gradient only
-    fills them.
+    exp_avg is in the coordinates of the parameter, exp_avg_sq in those of the eigenbases. The first
+    gradient of a tensor makes the bases, and moves nothing.
     """
     options = batch.options
     beta1, beta2 = options["betas"]
     for param, grad, exp_avg, exp_avg_sq, scalars in batch.tensors():
         k = scalars["step"] - 1  # number of this update: the first gradient is not used for one
         bases = scalars["bases"]
-        # 1. Take Adam's step in the eigenbases.
         if k:
+            # Adam's step in the eigenbases.
             first_moment_(exp_avg, grad, beta1)
             second_moment_(exp_avg_sq, project(grad, bases), beta2)
             direction = project(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(options["eps"]))
             scale = bias_correction(beta2, k) ** 0.5 / bias_correction(beta1, k)
             param.sub_(project(direction, bases, back=True), alpha=scalars["lr"] * scale)
             decay_param_(param, scalars["keep"])
-        # 2. Update the preconditioner of each dimension, and now and then its eigenbasis.
-        for dim, preconditioner in scalars["preconditioners"].items():
-            # The tensors of a batch are local already. Preconditioners and bases come from the
-            # state, which is plain if SOAP made it; `local` allows for DTensors, as in `project`.
-            matrix = local(preconditioner)
-            # The gradient as a matrix (side, all others): of g itself for dimension 0, of g' for 1.
-            rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
-            matrix.lerp_(rows @ rows.T, 1 - scalars["shampoo_beta"])
-            if not k:
-                bases[dim] = eigenvectors(matrix)
-            elif k % options["precondition_frequency"] == 0:
-                bases[dim], order = next_basis(matrix, local(bases[dim]))
-                # Columns of the basis changed places, and their second moments with them.
-                exp_avg_sq.copy_(exp_avg_sq.index_select(int(dim), order))
+        _update_bases(grad, exp_avg_sq, scalars, k, options["precondition_frequency"])
+
+
+def _update_bases(
+    grad: Tensor, exp_avg_sq: Tensor, scalars: Scalars, k: int, frequency: int
+) -> None:
+    """Update the preconditioners of a tensor, and every `frequency` steps their eigenbases.
+
+    In place: `preconditioners` (L and R of `Soap`) and `bases` (QL and QR) of the scalars are dicts
+    of tensors by dimension, "0" and "1" for a matrix, which stand in the state.
+
+    Args:
+        grad: Gradient of the tensor.
+        exp_avg_sq: Its second moment; follows the columns of a new basis.
+        scalars: The two dicts, and `shampoo_beta`.
+        k: Number of gradients before this one; with 0 the bases are made.
+        frequency: Steps from one pair of bases to the next.
+    """
+    bases = scalars["bases"]
+    for dim, preconditioner in scalars["preconditioners"].items():
+        # The tensors of a batch are local already. Preconditioners and bases come from the state,
+        # which is plain if SOAP made it; `local` allows for DTensors, as in `project`.
+        matrix = local(preconditioner)
+        # The gradient as a matrix (side, all others): of g itself for dimension 0, of g' for 1.
+        rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
+        matrix.lerp_(rows @ rows.T, 1 - scalars["shampoo_beta"])
+        if not k:
+            bases[dim] = eigenvectors(matrix)
+        elif k % frequency == 0:
+            bases[dim], order = next_basis(matrix, local(bases[dim]))
+            # Columns of the basis changed places, and their second moments with them.
+            exp_avg_sq.copy_(exp_avg_sq.index_select(int(dim), order))
 
 
 def project(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
