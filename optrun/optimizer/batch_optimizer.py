@@ -210,9 +210,12 @@ class BatchOptimizer(NamedOptimizer):
         slots = self.MOMENTS or self.STATE
         is_sharded = any(isinstance(grad, DTensor) for grad in grads)
         position = -1  # among the parameters of all groups
-        for index, group in enumerate(self.param_groups):
-            shared = tuple(tuple(v) if isinstance(v, list) else v for v in options[index])
-            for name, param in zip(names_of(group, index), group["params"], strict=True):
+        for group_index, group in enumerate(self.param_groups):
+            # A key of a dict: lists, such as betas, become tuples.
+            shared = tuple(
+                tuple(value) if isinstance(value, list) else value for value in options[group_index]
+            )
+            for name, param in zip(names_of(group, group_index), group["params"], strict=True):
                 position += 1
                 grad = grads[position]
                 if grad is None:
@@ -226,9 +229,11 @@ class BatchOptimizer(NamedOptimizer):
                     state.update(self._new_state(group, param))
                 tensors = [state[slot] for slot in slots]
                 plain = not is_sharded and is_plain(param, grad, tensors)
+                # Parameters with an equal key take one update.
                 key = (param.device, working_dtype(param.dtype), shared, plain)
                 batch = batches.setdefault(key, PlannedBatch(is_plain=plain))
-                batch.append(position, name, param, index, self._traits(group, name, param))
+                traits = self._traits(group, name, param)
+                batch.append(position, name, param, group_index, traits)
         # 2. Find the addresses of the tensors that kernels may read.
         for batch in batches.values():
             if batch.is_plain:

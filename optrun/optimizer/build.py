@@ -209,12 +209,14 @@ def divide_groups(
     groups = [{**group, "optimizer": group.get("optimizer", choice)} for group in param_groups]
     if choice != "muon":
         return groups, {choice: dict(options)}
-    muon = {k: v for k, v in options.items() if k not in ("betas", "eps", "companion_lr_scale")}
-    companion = {k: v for k, v in options.items() if k in ("betas", "eps", "weight_decay")}
+    not_of_muon = ("betas", "eps", "companion_lr_scale")
+    muon_options = {key: value for key, value in options.items() if key not in not_of_muon}
+    of_companion = ("betas", "eps", "weight_decay")
+    companion_options = {key: value for key, value in options.items() if key in of_companion}
     lr_scale = options.get("companion_lr_scale", 1.0)
     named_by_rule = [group.get("optimizer") == "muon" for group in param_groups]
     split = _split_for_muon(groups, named_by_rule, lr_scale)
-    return split, {"muon": muon, COMPANION: companion}
+    return split, {"muon": muon_options, COMPANION: companion_options}
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
@@ -300,6 +302,9 @@ def _split_for_muon(
             `optimizer=muon` for the run. Then the factors of a LoRA are for Muon, too.
         lr_scale: Factor on the lr of the companion's groups. A group with an absolute lr, which has
             `lr` without `lr_scale`, keeps it.
+
+    Returns:
+        New groups; the one with the rest of a group follows the one with its hidden matrices.
 
     Raises:
         ConfigError: Nothing is left for Muon, because only factors of a LoRA train.
