@@ -85,7 +85,10 @@ class Run:
 
         Args:
             checkpoint: A checkpoint of this run; None: the final model, or the newest complete
-                checkpoint of an unfinished run.
+                checkpoint if `model/` has no `config.json`, such as that of an unfinished run.
+
+        Returns:
+            The model; an adapter is merged into its weights.
 
         Raises:
             CheckpointError: The checkpoint is damaged, or transformers lacks its class.
@@ -98,6 +101,7 @@ class Run:
             from optrun.artifacts.checkpoint import read_state
             from optrun.runner.export import export
 
+            # A checkpoint is no model folder: export it, an adapter merged, into a temporary one.
             target = locate(str(self.path if checkpoint is None else checkpoint))
             folder = target.complete_checkpoint()
             with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:

@@ -149,7 +149,7 @@ def _show(output: ProofConsole, certificate: Certificate, hidden: list[str]) -> 
             verdict = Text("differs", style="red")
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
     output.console.print(table)
-    kills = [
+    kills = [  # such as `5 inside a save (the process)`
         f"{count} {where} ({victim})"
         for (victim, where), count in certificate.victims.most_common()
     ]

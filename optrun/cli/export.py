@@ -31,9 +31,16 @@ with the adapter added.
 def run(arguments: VerbArguments) -> int:
     """Export a checkpoint, and publish it if `push_to_hub` is given.
 
+    Prints how to load the folder, and the address on the hub.
+
     Returns:
         0.
+
+    Raises:
+        ConfigError: The destination exists and is not empty, or `private` is given alone.
+        CheckpointError: The run has no complete checkpoint.
     """
+    # 1. Refuse what cannot work, before torch is imported.
     source, target = arguments.positional
     merged = arguments.flag("merge")
     private = arguments.flag("private")
@@ -55,6 +62,7 @@ def run(arguments: VerbArguments) -> int:
 
     if hub_name is not None:
         expect_hub(hub_name)
+    # 2. Export, and publish.
     saved = locate(source)
     checkpoint = saved.complete_checkpoint()
 

@@ -155,7 +155,8 @@ class VerbParser(argparse.ArgumentParser):
         """Parse the arguments after the verb.
 
         Returns:
-            None if help was asked for, and has been printed.
+            The positional arguments, the values of the verb's own keys, the overrides and the
+            options. None if help was asked for, and has been printed.
 
         Raises:
             ConfigError: An option or key is unknown or lacks its value, or the number of positional
@@ -187,6 +188,9 @@ class VerbParser(argparse.ArgumentParser):
 
     def _options(self, argv: list[str]) -> argparse.Namespace:
         """Parse the options; positional arguments and overrides are in `words` of the result.
+
+        The hint on an unknown option is that of the verb, else how to write it as a key, else the
+        nearest option.
 
         Raises:
             ConfigError: An option is unknown, with a hint, or has an empty value.
@@ -250,7 +254,7 @@ class VerbParser(argparse.ArgumentParser):
         return value
 
     def _expect_override(self, token: str) -> None:
-        """Refuse a `key=value` unless the verb takes it.
+        """Refuse a `key=value` unless the verb takes it as an override of the configuration.
 
         Args:
             token: An override whose key is not one of the verb's own.

@@ -177,7 +177,7 @@ class _Draft:
 
 
 def _read_rows(draft: _Draft, say: Say) -> Source:
-    """Read the rows; add `data.format` to the draft if they look like another format.
+    """Read the rows; add `data.format` to the draft if texts look like lines of a table or JSON.
 
     Raises:
         ConfigError: The file is a table whose first line seems to be a row, not column names.
@@ -186,14 +186,15 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
     from optrun.data.row_advice import looks_like, looks_tagged
 
     source = draft.load()
-    kind = "conll" if looks_tagged(source.train.rows) else looks_like(source.train.rows)
-    if kind is not None and not is_typed("data.format", draft.typed):
-        say("lines", f"they look like {kind}, so they are read as {kind}")
-        draft.add(f"data.format={kind}")
+    # The format that lines look like: conll (a word and its tag), json, csv or tsv; None: texts.
+    likely = "conll" if looks_tagged(source.train.rows) else looks_like(source.train.rows)
+    if likely is not None and not is_typed("data.format", draft.typed):
+        say("lines", f"they look like {likely}, so they are read as {likely}")
+        draft.add(f"data.format={likely}")
         source = draft.load()
     hint = missing_names(source.train)
     train = draft.proposed.get("data.train", "").strip("'").lower()
-    is_table = kind in ("csv", "tsv") or train.endswith((".csv", ".tsv", ".tab"))
+    is_table = likely in ("csv", "tsv") or train.endswith((".csv", ".tsv", ".tab"))
     if hint and is_table:
         raise ConfigError(f"{source.train.key}: not sure what its columns are.{hint}")
     return source

@@ -119,27 +119,27 @@ def _continue(hydra: Hydra, command_line: CommandLine, target: Target, caller: C
     from optrun.runner.resume.checkpoint import ResumePoint
     from optrun.runner.resume.saved_config import plugins_of, read_configuration
 
-    # 1. The configuration of the run.
+    # 1. The saved configuration.
     changes = _changes(command_line)
     recipe = try_read_summary(target.run.summary).get("config_name")
     _refuse_other_recipe(command_line, target.run, recipe)
     changed_keys = [override.key_or_group for override in changes.parsed]
     saved_values, mended_note = read_configuration(target.run, changed_keys)
     require(plugins_of(target.run), str(target.run.path))
-    before = saved.with_schemas(saved_values, str(target.run.config))
-    # 2. The changes.
-    changes = _without_same_trunk(before.branch_from, changes, target.run)
+    saved_cfg = saved.with_schemas(saved_values, str(target.run.config))
+    # 2. The changes. Saved relative paths start from the folder where the run was started.
+    changes = _without_same_trunk(saved_cfg.branch_from, changes, target.run)
     folder = original_cwd(target.run.hydra)
-    rebase_paths(before, folder)
+    rebase_paths(saved_cfg, folder)
     tokens = list(changes.overrides)
-    after = saved.changed(hydra, before, tokens)
-    unset_derived_size(after, tokens, resumes=True)
+    changed_cfg = saved.changed(hydra, saved_cfg, tokens)
+    unset_derived_size(changed_cfg, tokens, resumes=True)
     # 3. The run.
-    request = build_request(command_line, after, tokens)
+    request = build_request(command_line, changed_cfg, tokens)
     refuse_unfit(request.config, tokens, caller.launched, resumes=True)
     notes = [] if mended_note is None else [mended_note]
     point = ResumePoint(
-        target.checkpoint, folder, saved=bool(before.checkpoint.enabled), notes=notes
+        target.checkpoint, folder, saved=bool(saved_cfg.checkpoint.enabled), notes=notes
     )
     return execute(request, target.run, caller, point)
 

@@ -51,12 +51,14 @@ def run(arguments: VerbArguments) -> int:
                 f"{token}: has no effect on optrun start, which reads {name} and proposes a new"
                 " run; leave it out."
             )
+    # 1. The proposal.
     from optrun.cli.proposal import propose
 
     proposal = propose(name, arguments.overrides, config_dir, _say)
     more = [] if config_dir is None else ["--config-dir", config_dir]
     for number, (title, tokens) in enumerate(proposal.commands(), 1):
         sys.stdout.write(f"\n{number}. {title}\n   optrun {shell.join([*tokens, *more])}\n")
+    # 2. The run.
     if not arguments.flag("run"):
         sys.stdout.write(
             "\nYou can write these keys into a YAML file of your own: optrun -cn mine.yaml\n"

@@ -435,7 +435,8 @@ def _make_folder(cfg: DictConfig) -> Path:
 def _opening(driver: Driver, folder: Path) -> str:
     """Write the first line of a sweep: its jobs, its folder, and the jobs of earlier starts.
 
-    For failed jobs it says whether `hydra.sweeper.retry_failed` tries them again.
+    Such as `12 jobs -> outputs/sweeps/a · 3 finished before · 1 to continue with`. For failed jobs
+    it says whether `hydra.sweeper.retry_failed` tries them again.
     """
     count = driver.job_table.count
     phrases = [f"{driver.job_table.total} jobs -> {folder}"]

@@ -99,8 +99,8 @@ def refuse_other_code(directory: SweepDir) -> None:
 def refuse_without_evaluation(jobs: list[Job]) -> None:
     """Refuse a search without an evaluation; a plain grid needs no metric.
 
-    Only for sources whose rows to evaluate on are all in keys; others, such as the hub's, may bring
-    their own.
+    Refused are `data=stdlib`, `files` and `tokens` with `data.eval_fraction=0` and no `data.eval`.
+    Other sources, such as the hub's, may bring rows to evaluate on that no key names.
 
     Raises:
         ConfigError: The jobs have no rows to evaluate on.

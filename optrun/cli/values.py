@@ -96,7 +96,7 @@ def read_seeds(value: object) -> list[int]:
     seeds: list[int] = []
     for piece in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip(), re.ASCII)
-        numbers = range(0)
+        numbers = range(0)  # empty: refused below
         if match is not None:
             first = int(match[1])
             last = int(match[2] or first)

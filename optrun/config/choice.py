@@ -93,8 +93,9 @@ def _build_choice(
 def _convert_to_type_of_field(key: str, schema: type[object], name: str, value: object) -> object:
     """Check the type of a value, and convert a text to it, as Hydra does on the command line.
 
-    Numbers of NumPy, functions and tensors pass unchanged. A list or mapping is only checked to be
-    one; the schema checks the items.
+    For a field of type float the text `1e-3` becomes 0.001, and `fast` is refused. Numbers of
+    NumPy, functions and tensors pass unchanged. A list or mapping is only checked to be one; the
+    schema checks the items.
 
     Args:
         key: Dotted key, for messages.
@@ -112,9 +113,9 @@ def _convert_to_type_of_field(key: str, schema: type[object], name: str, value: 
         checked = []
     elif isinstance(value, Mapping):
         checked = {}
-    fields = OmegaConf.structured(schema)
+    typed_node = OmegaConf.structured(schema)
     try:
-        fields[name] = checked
+        typed_node[name] = checked  # checks the type, and converts a text to it
     except UnsupportedValueType:  # a function or a tensor, which the schema refuses
         return value
     except OmegaConfBaseException as error:
@@ -122,7 +123,7 @@ def _convert_to_type_of_field(key: str, schema: type[object], name: str, value: 
             f"{key}={value!r}: expected {expected_type(error)}, got {type(value).__name__}."
         ) from error
     if isinstance(value, str):
-        return fields[name]
+        return typed_node[name]
     return value
 
 

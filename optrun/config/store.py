@@ -120,8 +120,8 @@ def _search_path(extra_dir: str | None) -> ConfigSearchPath:
 def open_hydra(extra_dir: str | None = None) -> Hydra:
     """Open a Hydra over the shipped folders and one of the user's.
 
-    Replaces the process's global Hydra, registers all schemas, and forgets the files of earlier
-    compositions.
+    Replaces the process's global Hydra, registers all schemas, forgets the files of earlier
+    compositions, and silences a few warnings of Hydra's in this process.
 
     Args:
         extra_dir: `--config-dir`, a folder with the user's choices and recipes, searched first.

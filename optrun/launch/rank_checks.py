@@ -28,7 +28,10 @@ def nproc(config: RunConfig) -> int:
 
 
 def device_count(config: RunConfig) -> int | None:
-    """Count the GPUs for ranks; None if ranks run on the CPU."""
+    """Count the visible GPUs; None if `training.device` lets ranks run on the CPU.
+
+    `auto` means the CPU on a machine without a GPU. Imports torch.
+    """
     import torch
 
     kind = config.training.device.partition(":")[0]

@@ -92,10 +92,13 @@ def hyper_parameters() -> list[str]:
 def _check_rule(key: str, rule: Any) -> None:
     """Refuse a rule without a pattern or overrides, or with invalid ones.
 
+    A valid one is `{"pattern": "bias$", "weight_decay": 0.0}`.
+
     Args:
         key: Such as `param_groups.rules[0]`, for messages.
         rule: Its value.
     """
+    # 1. The pattern.
     expect(isinstance(rule, dict), key, rule, "a mapping with `pattern` and overrides")
     if "pattern" not in rule:
         close = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
@@ -105,10 +108,12 @@ def _check_rule(key: str, rule: Any) -> None:
             hint = "It is a regular expression searched in parameter names."
         raise ConfigError(f"{key}: has no `pattern`. {hint}")
     expect_pattern(f"{key}.pattern", rule["pattern"])
+    # 2. The names of the overrides.
     overrides = [str(name) for name in rule if name != "pattern"]
     expect(bool(overrides), key, rule, "at least one override beside `pattern`")
     _refuse_unknown_overrides(key, overrides)
     expect(not ("lr" in rule and "lr_scale" in rule), key, rule, "either lr or lr_scale, not both")
+    # 3. Their values.
     for name in ("lr", "lr_scale"):
         if name in rule:
             expecting(not_negative)(f"{key}.{name}", rule[name])
