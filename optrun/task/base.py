@@ -268,11 +268,14 @@ class Task(ABC):
         """Return the denominator of the mean in `loss`.
 
         The number of targets, or with class weights the sum of the weights of their classes.
+        Example: the targets 0, 1, 1 and `IGNORED` weigh 3, or with the class weights 0.5 and 2.0
+        0.5 + 2.0 + 2.0 = 4.5.
         """
         if self.class_weights is None:
             return self.count(batch)
         targets = self.targets(batch)
-        return float(self.class_weights.double()[targets[targets != IGNORED]].sum())
+        target_classes = targets[targets != IGNORED]
+        return float(self.class_weights.double()[target_classes].sum())
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
@@ -292,6 +295,7 @@ class Task(ABC):
         Raises:
             ConfigError: The model returned no loss.
         """
+        # 1. The model's own loss.
         if not self.label_smoothing and self.class_weights is None:
             model_loss: Tensor | None = getattr(outputs, "loss", None)
             if model_loss is None:
@@ -301,9 +305,13 @@ class Task(ABC):
                     f" class with a head there, or write {type(self).__name__}.loss."
                 )
             return model_loss
+
+        # 2. Label smoothing without logits. A task with class weights or router loss is never
+        # chunked.
         if self.chunked:
-            # There are no logits. A task with class weights or router loss is never chunked.
             return torch.lerp(outputs.loss, outputs.uniform_loss, self.label_smoothing)
+
+        # 3. From the logits of all positions.
         logits, targets = self._flat_logits_and_targets(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)
         loss = functional.cross_entropy(
@@ -336,6 +344,7 @@ class Task(ABC):
         Without label smoothing and class weights. Both tensors have the shape (batch,).
         """
         is_target = self.targets(batch) != IGNORED
+        # The cross-entropy at each position, 0 without a target.
         if self.chunked:
             token_losses = outputs.losses
         else:
@@ -344,14 +353,17 @@ class Task(ABC):
                 ignore_index=IGNORED,
                 reduction="none",
             )
-        shape = (len(is_target), -1)
-        return token_losses.reshape(shape).sum(1), is_target.reshape(shape).sum(1)
+        by_example = (len(is_target), -1)
+        return token_losses.reshape(by_example).sum(1), is_target.reshape(by_example).sum(1)
 
     # Evaluation
     # ----------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> PredictionsAndLabels:
-        """Return predictions and labels for registered metrics; shape (targets,) each."""
+        """Return predictions and labels for registered metrics; shape (targets,) each.
+
+        By default the most probable class at each position with a target, and the target.
+        """
         targets = self.targets(batch)
         is_target = targets != IGNORED
         return (
@@ -387,9 +399,10 @@ class Task(ABC):
         if "attention_mask" in batch:
             mask = batch["attention_mask"]
             return int(mask.sum()), len(mask)
-        first = next(iter(batch.values()))
-        tokens = first.numel() if "input_ids" in batch else 0  # nothing is padded
-        return tokens, len(first)
+        # Without a mask nothing is padded.
+        first_tensor = next(iter(batch.values()))
+        tokens = first_tensor.numel() if "input_ids" in batch else 0
+        return tokens, len(first_tensor)
 
     def sample(
         self,
@@ -438,12 +451,18 @@ def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
         >>> in_one_row(batch, [2, 1])["input_ids"].tolist()
         [[1, 2, 3]]
     """
-    inside = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
-    return {name: values[inside][None] for name, values in batch.items()}
+    # True for tokens, False for padding; shape (rows, longest).
+    is_token = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
+    return {name: values[is_token][None] for name, values in batch.items()}
 
 
 def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False) -> Batch:
     """Pad `input_ids` and `token_type_ids`, if there are any, and add `attention_mask`.
+
+    Example:
+        >>> batch = pad_inputs([{"input_ids": np.array([5, 6])}, {"input_ids": np.array([7])}], 0)
+        >>> batch["input_ids"].tolist(), batch["attention_mask"].tolist()
+        ([[5, 6], [7, 0]], [[1, 1], [1, 0]])
 
     Args:
         examples: At least one; those with `token_type_ids` all have them.
@@ -454,16 +473,17 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
         Tensors of shape (batch, longest), int64.
     """
 
-    def fill(rows: Iterable[np.ndarray], value: int) -> Tensor:
+    def pad_side(rows: Iterable[np.ndarray], value: int) -> Tensor:
+        """Pad rows on the chosen side."""
         if left:
             return pad((row[::-1] for row in rows), value).flip(1)
         return pad(rows, value)
 
     rows = [example["input_ids"] for example in examples]
     masks = (np.ones_like(row) for row in rows)
-    batch = {"input_ids": fill(rows, padding), "attention_mask": fill(masks, 0)}
+    batch = {"input_ids": pad_side(rows, padding), "attention_mask": pad_side(masks, 0)}
     if "token_type_ids" in examples[0]:
-        batch["token_type_ids"] = fill((example["token_type_ids"] for example in examples), 0)
+        batch["token_type_ids"] = pad_side((example["token_type_ids"] for example in examples), 0)
     return batch
 
 

@@ -78,10 +78,13 @@ def build_task(
             a mixture.
     """
     registered_class = task_class(config)
+    # 1. One source.
     if not isinstance(source, MixedSource):
         task = registered_class(config, data, source, tokenizer, seed=seed)
-        source.notes += unread_columns(source, task.name)
+        source.notes += unread_columns(source, task.name)  # a note for columns not used
         return task
+
+    # 2. A mixture: a task for each source, which become one.
     assert isinstance(data, MixtureConfig)
     tasks: dict[str, Task] = {}
     for name, one_source in source.sources.items():
@@ -106,6 +109,7 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
     Raises:
         ConfigError: Sources with different classes, or one without a training example.
     """
+    # 1. Refuse sources that do not fit together.
     task = next(iter(tasks.values()))
     for name, source_task in tasks.items():
         if source_task.labels != task.labels:
@@ -116,6 +120,8 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
             )
         if not len(source_task.train):
             raise ConfigError(f"data.mixture.{name}: it has no example to train on.")
+
+    # 2. Mix the training examples.
     task.sources = list(tasks)
     task.join(list(tasks.values()))
     task.train = MixedExamples(
@@ -124,6 +130,8 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
         data.stopping_strategy,
         seed=seed,
     )
+
+    # 3. Collect the evaluation sets and the notes.
     eval_sets = {}
     notes = []
     for name, source_task in tasks.items():

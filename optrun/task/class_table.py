@@ -90,7 +90,12 @@ def _figures(names: Sequence[str], counts: np.ndarray) -> list[ClassFigures]:
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Divide in float64; 0 where the denominator is 0."""
+    """Divide in float64; 0 where the denominator is 0.
+
+    Example:
+        >>> _ratio(np.array([1, 0]), np.array([2, 0])).tolist()
+        [0.5, 0.0]
+    """
     zeros = np.zeros(len(numerator))
     ratio: np.ndarray = np.divide(numerator, denominator, out=zeros, where=denominator > 0)
     return ratio
@@ -103,7 +108,7 @@ def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
     """
     support = np.array([row.support for row in rows])
     total = int(support.sum())
-    means = np.zeros((2, 3))
+    means = np.zeros((2, 3))  # macro and weighted; precision, recall and F1
     if total:
         scores = [(row.precision, row.recall, row.f1) for row in rows]
         means[0] = np.mean(scores, axis=0)

@@ -97,7 +97,8 @@ def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
     """
     scaled = scale * cosines(vectors)
     differences = scaled[None, :] - scaled[:, None]  # [i, k]: s (cos_k - cos_i)
-    exponents = differences[scores[:, None] > scores[None, :]]
+    is_higher = scores[:, None] > scores[None, :]  # [i, k]: score_i > score_k
+    exponents = differences[is_higher]
     # exp(0) is the 1 in the sum.
     return torch.cat([exponents.new_zeros(1), exponents]).logsumexp(0)
 

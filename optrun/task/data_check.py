@@ -22,13 +22,15 @@ def data_check(facts: DataFacts) -> list[str]:
     for each of 20 or more training examples, and evaluation texts that are also training texts.
     Splits are named as metrics are: `train`, `train/SOURCE`, `eval`, `eval/SET`.
     """
+    # 1. The names of the splits with examples; an unnamed evaluation set is `eval`.
     splits = {"train": facts.train}
     splits |= {f"train/{name}": split for name, split in facts.sources.items()}
     splits |= {f"eval/{name}".rstrip("/"): split for name, split in facts.eval_sets.items()}
     splits = {name: split for name, split in splits.items() if split.examples}
     width = max(map(len, splits), default=0)
+
+    # 2. Each split: its size, what is cut off, unknown tokens.
     lines = []
-    # 1. Each split: its size, what is cut off, unknown tokens.
     for name, split in splits.items():
         columns = [f"{split.examples:,} examples", _describe_tokens(split), _describe_labels(split)]
         lines.append(f"{name:<{width}}  {' · '.join(filter(None, columns))}")
@@ -42,14 +44,16 @@ def data_check(facts: DataFacts) -> list[str]:
                 f"warning: the tokenizer does not know {percent(split.unknown_share)} of the tokens"
                 f" of {split.key}"
             )
-    # 2. No label occurs twice. (Tags of words and sets of labels may be many, but do occur twice.)
+
+    # 3. No label occurs twice. (Tags of words and sets of labels may be many, but do occur twice.)
     train = facts.train
     if train.examples >= 20 and max(train.labels.values(), default=0) == 1:
         lines.append(
             f"warning: {len(train.labels):,} labels for {train.examples:,} examples of {train.key}:"
             " nothing can be learnt. data.label_column=NAME names another column"
         )
-    # 3. Evaluation texts that were trained on.
+
+    # 4. Evaluation texts that were trained on.
     lines.extend(
         f"warning: {split.texts_in_train:,} of {split.texts:,} texts of {split.key} are in"
         f" {facts.train.key}, too: evaluation sees texts that were trained on"
@@ -83,18 +87,22 @@ def _describe_tokens(split: SplitFacts) -> str:
 def _describe_labels(split: SplitFacts) -> str:
     """Write the share of each label; with more than four, of the most and the least frequent.
 
-    Names longer than 24 letters are shortened. Empty without labels.
+    Such as "no: 75.0 %, yes: 25.0 %" or "20 labels, from a: 12.0 % to b: 0.3 %". Names longer than
+    24 letters are shortened. Empty without labels.
     """
+    # 1. The labels to list.
     total = max(sum(split.labels.values()), 1)
     labels = list(split.labels)
-    is_long = len(labels) > MAX_LABELS
-    if is_long:
+    are_many = len(labels) > MAX_LABELS
+    if are_many:
         by_count = sorted(labels, key=split.labels.__getitem__)
         labels = [by_count[-1], by_count[0]]
+
+    # 2. Their shares.
     shares = []
     for label in labels:
         name = label if len(label) <= MAX_LETTERS else f"{label[:MAX_LETTERS]}..."
         shares.append(f"{name}: {percent(split.labels[label] / total)}")
-    if is_long:
+    if are_many:
         return f"{len(split.labels)} labels, from {' to '.join(shares)}"
     return ", ".join(shares)

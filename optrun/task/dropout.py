@@ -26,20 +26,23 @@ def disable_dropout(model: nn.Module) -> None:
     copy of their configuration with such values set to 0; the model's own configuration stays, so
     that it is saved unchanged. The dropout of LoRA, `adapter.lora_dropout`, stays, too.
     """
-    configs: dict[int, Any] = {}
+    copies: dict[int, Any] = {}  # of each configuration, by its id
     for name, module in model.named_modules():
         if _OF_ADAPTER in name:
             continue
+        # 1. The module itself.
         if isinstance(module, _DROPOUTS):
             module.p = 0.0
         _zero_probabilities(module)
+
+        # 2. The configuration from which a submodule reads probabilities when it runs.
         config = getattr(module, "config", None)
         if module is model or not hasattr(config, "to_dict"):
             continue
-        if id(config) not in configs:
-            configs[id(config)] = copy.deepcopy(config)
-            _zero_probabilities(configs[id(config)])
-        module.config = configs[id(config)]
+        if id(config) not in copies:
+            copies[id(config)] = copy.deepcopy(config)
+            _zero_probabilities(copies[id(config)])
+        module.config = copies[id(config)]
 
 
 def _zero_probabilities(instance: object) -> None:

@@ -65,12 +65,15 @@ class Embedding(Task):
             ConfigError: Columns or scores that do not fit the loss; splits with different numbers
                 of text columns.
         """
+        # 1. The tokenizer.
         if tokenizer.padding_side != "right":
             tokenizer.padding_side = "right"
             self.notes.append(
                 "the tokenizer pads on the right now, as in training: with padding on the left,"
                 " models that count positions from the first column would compute other vectors"
             )
+
+        # 2. Columns and scores of each split.
         self.has_scores = self.config.of_numbers
         self.names: dict[Split, list[str]] = {}
         self.scores: dict[Split, np.ndarray] = {}
@@ -78,6 +81,8 @@ class Embedding(Task):
             self.names[split], score_column = text_and_score_columns(self.config, source, split)
             if score_column is not None and len(split.rows):
                 self.scores[split] = self._read_scores(split, score_column)
+
+        # 3. The number of texts in a row.
         widths = sorted({len(names) for names in self.names.values()})
         if len(widths) > 1:
             raise ConfigError(
@@ -134,6 +139,7 @@ class Embedding(Task):
         part = split.take(indices)
         texts = partial(interleave_columns, part, columns)
         encoded_texts = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
+        # The texts of a row follow one another: text 7 of 3 columns is in row 2, column 1.
         empty = np.flatnonzero(encoded_texts.lengths == 0)
         if len(empty):
             row, column = divmod(int(empty[0]), len(columns))
@@ -316,7 +322,10 @@ class ComparedTexts:
 
 
 def pad_texts(examples: list[Example], padding: int) -> Batch:
-    """Pad all texts of all rows to one batch, as `pad_inputs`; shape (rows * texts, longest)."""
+    """Pad all texts of all rows to one batch, as `pad_inputs`; shape (rows * texts, longest).
+
+    examples: Each with the `input_ids` of all its texts, a list of arrays.
+    """
     names = [name for name in ("input_ids", "token_type_ids") if name in examples[0]]
     texts: list[Example] = []
     for example in examples:

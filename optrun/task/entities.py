@@ -40,9 +40,10 @@ def scheme_of(labels: Sequence[str]) -> str | None:
         >>> scheme_of(["NOUN", "VERB"]) is None
         True
     """
-    parts = [label.partition("-") for label in labels if label != "O"]
+    parts = [label.partition("-") for label in labels if label != "O"]  # "B-LOC": B, -, LOC
     prefixes = {prefix for prefix, _, _ in parts}
-    if not parts or not all(kind for _, _, kind in parts):
+    all_have_types = all(entity_type for _, _, entity_type in parts)
+    if not parts or not all_have_types:
         return None
     return next((name for name, allowed in SCHEMES.items() if prefixes <= allowed), None)
 
@@ -67,7 +68,8 @@ def entities(labels: Sequence[str]) -> list[Entity]:
     for index, label in enumerate([*labels, "O"]):  # the last O closes an open entity
         prefix, _, entity_type = label.partition("-")
         can_continue = prefix in _GOES_ON and prefix_before not in _ENDS
-        if not (open_type and entity_type == open_type and can_continue):
+        continues = open_type and entity_type == open_type and can_continue
+        if not continues:  # close the open entity, and open the one of this word
             if open_type:
                 spans.append((open_type, begin, index))
             open_type = entity_type

@@ -40,19 +40,21 @@ def continue_prompt(
     # 1. Fit the prompt and the new tokens into the model's positions.
     padding = tokenizer.pad_token_id
     if padding is None:
-        padding = tokenizer.eos_token_id
+        padding = tokenizer.eos_token_id  # which may be None, too
     prompt = list(ids) or [padding or 0]
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
         prompt = prompt[-max(positions - 1, 1) :]
         tokens = min(tokens, max(positions - len(prompt), 1))
+
     # 2. Choose how tokens are picked, and where the text ends.
     options: dict[str, object] = {"do_sample": seed is not None}
     if seed is not None:
         options |= {"temperature": 0.7, "top_k": 50}
     if ends:
         options["eos_token_id"] = list(ends)
-    # 3. Generate.
+
+    # 3. Generate, in evaluation mode.
     device = next(model.parameters()).device
     input_ids = torch.tensor([prompt], device=device)
     was_training = model.training

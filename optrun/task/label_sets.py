@@ -75,8 +75,11 @@ def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         ConfigError: A row that is no list of labels, or no 0 and 1; a label unseen in training;
             fewer than two labels.
     """
+    # 1. A column of 0 and 1 for each label.
     if source.columns is not None and source.columns.label_columns is not None:
         return _sets_of_columns(source)
+
+    # 2. A column with lists of labels: read them, find the classes, mark these.
     lists: dict[Split, ColumnLabels] = {}
     for split in source.splits:
         column = label_column(source, split)
@@ -102,10 +105,10 @@ def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
             false and true, or another of `_INDICATORS`.
     """
     assert lists.offsets is not None
-    lengths = set(np.diff(lists.offsets).tolist())
+    lengths = set(np.diff(lists.offsets).tolist())  # of the lists
     values = {name.strip().lower() for name in lists.names}
-    is_indicator = any(values <= pair for pair in _INDICATORS)
-    if is_indicator and len(lengths) == 1 and min(lengths) > 1:
+    are_indicators = any(values <= pair for pair in _INDICATORS)
+    if are_indicators and len(lengths) == 1 and min(lengths) > 1:
         count = lengths.pop()
         raise ConfigError(
             f"data.label_column={column}: {split.where(0)} has {split.rows[0][column]!r:.60}, a 0"

@@ -279,10 +279,10 @@ def note_minus_one_labels(source: Source, split: Split, name: str, labels: Colum
         name: The column.
         labels: The labels of the column.
     """
-    numbers = {_parse_number(label): label for label in labels.names}
-    if set(numbers) != {-1.0, 0.0, 1.0}:
+    label_of = {_parse_number(label): label for label in labels.names}
+    if set(label_of) != {-1.0, 0.0, 1.0}:
         return
-    label = numbers[-1.0]
+    label = label_of[-1.0]  # such as "-1" or "-1.0"
     source.notes.append(
         f"{split.key}: {labels.count_of(label):,} labels in column {name} are {label}, a class like"
         " 0 and 1; if that marks rows without a label, leave these rows out of the data"
@@ -367,6 +367,7 @@ def head_or_row_classes(
     """
     table = LabelTable(head_classes)
     numbers = {label: table.class_number(label) for label in names}
+
     # 1. The head lacks a label: it is redrawn for the classes of the rows.
     new_labels = [label for label, number in numbers.items() if number is None]
     if new_labels:
@@ -375,6 +376,7 @@ def head_or_row_classes(
             f" has {list_names(new_labels, MAX_SHOWN)}: the head is new"
         )
         return list(names)
+
     # 2. The head has them all, perhaps by other names, and perhaps more.
     renamed = [
         f"{label} is {head_classes[number]}"
@@ -399,11 +401,14 @@ def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, ColumnLab
     Raises:
         ConfigError: No label, fractions, or a single label without a pretrained head.
     """
+    # 1. Those of a `ClassLabel`, else those of the rows.
     names = declared_names(source.train.rows.features[name])
     if not names:
         splits = source.splits if source.cut_from_train else [source.train]
         distinct = set[str]().union(*(labels[split].names for split in splits))
         names = _sort_labels(distinct, name, source.train.key)
+
+    # 2. Enough of them: the head of a pretrained model may have more than the one in the rows.
     if len(names) >= 2 or (names and source.head_classes is not None):
         return names
     only = f"one label only ({names[0]})" if names else "no label"
@@ -418,6 +423,10 @@ def _sort_labels(labels: Iterable[str], name: str, key: str) -> list[str]:
 
     Raises:
         ConfigError: All are numbers, and some are fractions.
+
+    Example:
+        >>> _sort_labels(["10", "2"], "y", "train"), _sort_labels(["b", "10", "2"], "y", "train")
+        (['2', '10'], ['10', '2', 'b'])
     """
     numbers = {label: _parse_number(label) for label in labels}
     values = [value for value in numbers.values() if value is not None]
@@ -432,7 +441,12 @@ def _sort_labels(labels: Iterable[str], name: str, key: str) -> list[str]:
 
 
 def _parse_number(label: str) -> float | None:
-    """Read a label as a finite number; None if it is none."""
+    """Read a label as a finite number; None if it is none.
+
+    Example:
+        >>> _parse_number("-1"), _parse_number("1e3"), _parse_number("nan"), _parse_number("spam")
+        (-1.0, 1000.0, None, None)
+    """
     try:
         value = float(label)
     except ValueError:
@@ -601,9 +615,12 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
+    # 1. The labels of all splits, and the classes.
     labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
     names = class_names(source, label_column(source, source.train), labels)
     class_numbers = ClassNumbers(names, source)
+
+    # 2. The class number of each distinct label, then of each row.
     numbers = {}
     for split, column_labels in labels.items():
         note_minus_one_labels(source, split, label_column(source, split), column_labels)

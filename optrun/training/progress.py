@@ -42,12 +42,6 @@ class Progress:
         """Exclude the seconds of an evaluation or save from the rates of this interval."""
         self.begun += seconds
 
-    def rates(self) -> dict[str, float]:
-        """Compute tokens and samples per second of this interval; a count of 0 is left out."""
-        elapsed = max(self.clock() - self.begun, 1e-9)
-        counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
-        return {name: count / elapsed for name, count in counted.items() if count}
-
     def count(self, result: StepResult, facts: Sequence[MicroBatchFacts]) -> None:
         """Count a step into the state of the run, and into the sums since the last line.
 
@@ -112,8 +106,15 @@ class Progress:
             values["train/skipped_steps"] = state.skipped_steps
         if state.rollbacks:
             values["train/rollbacks"] = state.rollbacks
-        values |= self.rates()
-        return {**values, "perf/peak_memory_bytes": peak_memory_bytes(self.setup.train_step.device)}
+
+        # Rates of this interval; without the one that the task does not count, such as of tokens.
+        seconds = max(self.clock() - self.begun, 1e-9)
+        if self.tokens:
+            values["perf/tokens_per_second"] = self.tokens / seconds
+        if self.samples:
+            values["perf/samples_per_second"] = self.samples / seconds
+        values["perf/peak_memory_bytes"] = peak_memory_bytes(self.setup.train_step.device)
+        return values
 
 
 def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
