@@ -98,11 +98,14 @@ def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str
     Raises:
         ConfigError: With the column and what to do.
     """
+    # 1. What is configured.
     configured = None
     has_both_texts = False
     if columns is not None:
         configured = columns.label_column
         has_both_texts = None not in (columns.text_column, columns.text_pair_column)
+
+    # 2. The column that has scores, if there is one.
     if configured is not None:
         score_columns = [configured]
     elif has_both_texts:
@@ -128,6 +131,7 @@ def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
     configured = columns.negative_columns if columns is not None else None
     if configured is None:
         numbered = [name for name in split.rows.column_names if _NEGATIVE.fullmatch(name)]
+        # By length first, so that negative_10 comes after negative_9.
         return sorted(numbered, key=lambda name: (len(name), name))
     for name in configured:
         if name not in split.rows.column_names:

@@ -120,6 +120,7 @@ class Preference(ChatTask):
         self.use_template(tokenizer)
         self.limits = self.limits * 2  # chosen and rejected answers have the same limit
         self.columns_of: dict[str, PairColumns] = {}
+        # 1. The columns of each split; its first row shows whether it has chats.
         has_chats = False
         for split in source.splits:
             self.columns_of[split.key] = pair_columns(source, split)
@@ -127,6 +128,8 @@ class Preference(ChatTask):
             if first is not None and isinstance(first[0], Chat):
                 has_chats = True
                 self.require_template(split, tokenizer)
+
+        # 2. The template, and the token that ends an answer in it.
         if not has_chats:
             self.template = None  # a tokenizer's template that no row needs is not rendered
         self.set_end_of_answers(tokenizer)
@@ -166,9 +169,10 @@ class Preference(ChatTask):
 
             return self.encode_rows(part, tokenizer, rows, "preference", columns, str(index))
 
-        answers = [encode_answers(0), encode_answers(1)]
-        self._refuse_equal_answers(answers, part)
-        return Pairs(*self.drop_rows_without_target(answers, part))
+        both_answers = [encode_answers(0), encode_answers(1)]
+        self._refuse_equal_answers(both_answers, part)
+        chosen_answers, rejected_answers = self.drop_rows_without_target(both_answers, part)
+        return Pairs(chosen_answers, rejected_answers)
 
     def _refuse_equal_answers(self, answers: Sequence[Examples], part: Split) -> None:
         """Refuse a split if the two answers of every pair have the same tokens.
@@ -254,6 +258,7 @@ class Preference(ChatTask):
         A reward is beta times the log-ratio. Without a reference model it is beta times the mean
         log-probability of a token, which is then also reported as `logps`.
         """
+        # 1. Rewards and log-probabilities of the chosen and the rejected answers, shape (pairs,).
         scores = self.scores(outputs, batch)
         chosen = self.config.beta * scores.chosen.detach()
         rejected = self.config.beta * scores.rejected.detach()
@@ -261,7 +266,10 @@ class Preference(ChatTask):
             logps = outputs.logps.detach().chunk(2)
         else:
             logps = (scores.chosen, scores.rejected)
-        by_pair = [chosen, rejected, (chosen > rejected).float(), chosen - rejected, *logps]
+
+        # 2. In the order of `MEASURES`: both rewards, accuracy, margin, both log-probabilities.
+        is_right = (chosen > rejected).float()
+        by_pair = [chosen, rejected, is_right, chosen - rejected, *logps]
         return torch.stack([value.float().sum() for value in by_pair])
 
     def running_metrics(self) -> MetricAccumulator:
@@ -298,10 +306,10 @@ class Preference(ChatTask):
             ConfigError: A log-probability is NaN or infinite.
         """
         reference_logps = np.zeros((len(pairs), 2))
-        order = np.argsort(-pairs.lengths, kind="stable")
+        longest_first = np.argsort(-pairs.lengths, kind="stable")
         with torch.no_grad(), progress("reference log-probabilities", len(pairs)) as bar:
-            for begin in range(0, len(order), batch_size):
-                indices = order[begin : begin + batch_size]
+            for begin in range(0, len(pairs), batch_size):
+                indices = longest_first[begin : begin + batch_size]
                 batch = self.collate([pairs[int(index)] for index in indices])
                 with autocast():
                     outputs = self.forward(model, to_device(batch))

@@ -151,8 +151,13 @@ def _log1mexp(x: Tensor) -> Tensor:
     """Compute log(1 - exp(x)) for x below 0 without cancellation (Mächler 2012).
 
     expm1 is exact near 0, log1p far from it; -log 2 separates the two cases.
+
+    Example:
+        >>> _log1mexp(torch.tensor([-1.0]))
+        tensor([-0.4587])
     """
-    near = x > -0.6931471805599453
-    # Where the second branch is taken, the gradient of the first must not be NaN.
-    safe = torch.where(near, x, torch.full_like(x, -1.0))
-    return torch.where(near, torch.log(-torch.expm1(safe)), torch.log1p(-torch.exp(x)))
+    is_near_0 = x > -0.6931471805599453
+    # `where` computes both cases, and their gradients. Where log1p is taken, expm1 gets another x,
+    # since a NaN gradient would remain NaN times 0.
+    near_0 = torch.where(is_near_0, x, torch.full_like(x, -1.0))
+    return torch.where(is_near_0, torch.log(-torch.expm1(near_0)), torch.log1p(-torch.exp(x)))

@@ -67,9 +67,18 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     Their shape is (2 * pairs, longest). The labels of both rows of a pair begin at the same
     position: that of the first target in either. With reference log-probabilities also
     `reference`, shape (pairs, 2), float32.
+
+    Example: a pair with the answers [1, 2, 7] with targets [0, 0, 1] and [1, 2, 8, 9] with
+    [0, 0, 1, 1] gives, with padding 0,
+
+        input_ids  1 2 7 0          labels  -100 -100 7 -100
+                   1 2 8 9                  -100 -100 8    9
     """
+    # 1. The rows.
     rows = [example["input_ids"] for example in examples]
     rows += [example["rejected_ids"] for example in examples]
+
+    # 2. Their labels: the ids from the first target of the pair on.
     begins = []
     for example in examples:
         chosen_begin = int(example[TARGETS].argmax())
@@ -78,6 +87,8 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     labels = []
     for row, begin in zip(rows, begins * 2, strict=True):
         labels.append(np.where(np.arange(len(row)) < begin, IGNORED, row))
+
+    # 3. Pad them.
     inputs = pad_inputs([{"input_ids": row} for row in rows], padding)
     batch = {**inputs, "labels": pad(labels, IGNORED)}
     if REFERENCE in examples[0]:
@@ -95,8 +106,8 @@ def _by_answer(token_losses: Tensor, targets: Tensor, batch: Batch) -> PairOutpu
         targets: The ids of these tokens, `IGNORED` without a target; same shape.
         batch: Its labels say which tokens are those of the answers.
     """
-    in_answer = batch["labels"][:, 1:] != IGNORED
-    logps = -(token_losses * in_answer).sum(1)
+    is_of_answer = batch["labels"][:, 1:] != IGNORED
+    logps = -(token_losses * is_of_answer).sum(1)
     nll = token_losses.sum(1) / (targets != IGNORED).sum(1)
     return PairOutputs(logps, nll)
 
@@ -148,13 +159,15 @@ def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> P
         has_reference: Whether the scores are log-ratios to the reference model; else they are mean
             log-probabilities of tokens.
     """
-    tokens = (batch["labels"] != IGNORED).sum(1)
+    # 1. The score of each row: all chosen answers, then all rejected ones, as (pairs, 2) becomes.
+    answer_tokens = (batch["labels"] != IGNORED).sum(1)
     if has_reference:
-        # (pairs, 2) to rows: all chosen answers, then all rejected ones.
         scores = outputs.logps - batch[REFERENCE].T.flatten()
     else:
-        scores = outputs.logps / tokens
+        scores = outputs.logps / answer_tokens
+
+    # 2. By pair.
     chosen, rejected = scores.chunk(2)
-    chosen_mean, rejected_mean = (scores / tokens).chunk(2)
-    nll, _ = outputs.nll.chunk(2)
-    return PairScores(chosen, rejected, chosen_mean - rejected_mean, nll)
+    chosen_mean, rejected_mean = (scores / answer_tokens).chunk(2)
+    nll_of_chosen, _ = outputs.nll.chunk(2)
+    return PairScores(chosen, rejected, chosen_mean - rejected_mean, nll_of_chosen)

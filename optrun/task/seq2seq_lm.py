@@ -86,6 +86,8 @@ class Seq2SeqLm(Task):
         part = split.take(chosen(len(split.rows), limit, seed=seed))
 
         def encode_column(column: str, field: str, longest: int) -> Examples:
+            """Encode a column as `text` or as `target`."""
+
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
                 return {"input_ids": _token_ids(tokenizer, batch, longest if cut else None, field)}
 

@@ -64,13 +64,16 @@ class SequenceClassification(Task):
         """
         self.is_regression = self.config.of_numbers
         self.has_label_sets = self.config.of_sets
-        label_names = None if source.columns is None else source.columns.label_columns
-        if label_names is not None and not self.has_label_sets:
+        # 1. Refuse a column for each label where a row has one label.
+        column_names = None if source.columns is None else source.columns.label_columns
+        if column_names is not None and not self.has_label_sets:
             raise ConfigError(
-                f"data.label_columns={list(label_names)}:"
+                f"data.label_columns={list(column_names)}:"
                 f" task.problem_type={self.config.problem_type.value} reads one column of labels."
                 " Take task.problem_type=multi_label_classification, which reads several."
             )
+
+        # 2. Read numbers, sets of labels, or one label for each row.
         if self.is_regression:
             self.numbers = {
                 split: finite_numbers(split, label_column(source, split)) for split in source.splits
@@ -106,19 +109,23 @@ class SequenceClassification(Task):
         part = split.take(indices)
 
         def rows() -> Iterator[Any]:
+            """Yield texts, or pairs of texts."""
             if len(columns) == 1:
                 return texts(part, columns[0])
             return zip(*(texts(part, name) for name in columns), strict=True)
 
-        blank = cached_result(
+        # 1. Note empty texts.
+        empty_count = cached_result(
             digest_if_known("blank-1", part.content, columns[0]),
             lambda: sum(not text.strip() for text in texts(part, columns[0])),
         )
-        if blank:
+        if empty_count:
             self.notes.append(
-                f"{split.key}: {blank:,} of {len(part.rows):,} rows have no text in column"
+                f"{split.key}: {empty_count:,} of {len(part.rows):,} rows have no text in column"
                 f" {columns[0]}"
             )
+
+        # 2. Encode the rows, and give each its label.
         examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", *columns)
         without_token = np.flatnonzero(examples.lengths == 0)
         if len(without_token):

@@ -125,30 +125,34 @@ class TokenClassification(Task):
         assert offsets is not None
         words_per_row = np.diff(offsets)
         _expect_labels_for_words(split, column, label_column, words_per_row)
+
         # 1. Choose rows.
         chosen_rows = self._choose_rows(split, words_per_row, limit, seed)
         takes_all = len(chosen_rows) == len(words_per_row)
         part = split if takes_all else split.take(chosen_rows)
-        # 2. Encode them.
+
+        # 2. Encode them, with the class number of each word.
         number_of_name = self.class_numbers.numbers_of_names(split, lists)
 
         def rows() -> Iterator[Row]:
+            """Yield the words of each row, and their class numbers."""
             for row, words in zip(chosen_rows.tolist(), _word_lists(part, column), strict=True):
-                names = lists.indices[offsets[row] : offsets[row + 1]]
-                yield words, number_of_name[names].tolist()
+                name_indices = lists.indices[offsets[row] : offsets[row + 1]]
+                yield words, number_of_name[name_indices].tolist()
 
         encoder, key = self._encoder(tokenizer)
         content = digest_if_known(part.content, "words", column, label_column, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
-        # 3. Count the words whose labels are lost.
-        words = int(words_per_row[chosen_rows].sum())
-        labelled = _count_labelled(examples)
-        if labelled < words:
+
+        # 3. Count the words whose labels are lost: one token of each word has its label.
+        word_count = int(words_per_row[chosen_rows].sum())
+        labelled_count = _count_labelled(examples)
+        if labelled_count < word_count:
             self.notes.append(
-                f"{split.key}: the labels of {words - labelled} words are lost: these words are"
-                f" beyond data.max_length={self.max_length}, or have no token"
+                f"{split.key}: the labels of {word_count - labelled_count} words are lost: these"
+                f" words are beyond data.max_length={self.max_length}, or have no token"
             )
-        if len(chosen_rows) and not labelled:
+        if len(chosen_rows) and not labelled_count:
             raise ConfigError(
                 f"{split.key}: no word has a token within data.max_length={self.max_length}. Raise"
                 " it."
@@ -229,25 +233,29 @@ class WordMetrics(SummedMetrics):
         Entities are counted as `entities.count_entities` does, by type and 0 (right), 1
         (predicted) or 2 (actual). The counter is empty if the labels are no entities.
         """
+        # 1. Count confusions over the first token of each word.
         labels = batch["labels"].cpu().numpy()
         predicted = outputs.logits.argmax(-1).cpu().numpy()
         is_word = labels != IGNORED
-        counts = metrics.confusion(predicted[is_word], labels[is_word], len(self.labels))
+        confusions = metrics.confusion(predicted[is_word], labels[is_word], len(self.labels))
         if not self.whole_entities:
-            return counts, Counter()
+            return confusions, Counter()
+
+        # 2. Count entities in the names of each text's predictions and labels.
         names = np.array(self.labels, dtype=object)
         texts = []
         for row_predicted, row_labels, mask in zip(predicted, labels, is_word, strict=True):
             texts.append((names[row_predicted[mask]].tolist(), names[row_labels[mask]].tolist()))
-        return counts, entities.count_entities(texts)
+        return confusions, entities.count_entities(texts)
 
     def table(self) -> ClassTable:
         """Return the table of entities by type, or of words by label."""
         _, _, confusions, entity_counts = self.sums
         if not self.whole_entities:
             return table_of_classes(self.labels, confusions)
+        # The types, such as `LOC` of `B-LOC`; rows of counts are right, predicted and actual ones.
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
-        counts = np.zeros((3, len(types)), dtype=np.int64)  # right, predicted, actual
+        counts = np.zeros((3, len(types)), dtype=np.int64)
         for row in range(3):
             counts[row] = [entity_counts[entity_type, row] for entity_type in types]
         return table_of_counts("entity", types, counts)

@@ -114,11 +114,11 @@ def tokenize_rows(
             not.
         options: Further arguments of the tokenizer.
     """
-    are_pairs = bool(rows) and isinstance(rows[0], tuple)
     # The tokenizer takes pairs as two lists: the first texts, the second texts.
-    lists = zip(*rows, strict=True) if are_pairs else [rows]
+    are_pairs = bool(rows) and isinstance(rows[0], tuple)
+    columns = zip(*rows, strict=True) if are_pairs else [rows]
     return tokenizer(
-        *map(list, lists),
+        *map(list, columns),
         truncation=longest is not None,
         max_length=longest,
         return_attention_mask=False,
