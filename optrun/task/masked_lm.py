@@ -29,7 +29,7 @@ class MaskedLm(LanguageModel):
     chunks_loss = True
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
-        """Set `mask`, the mask id; and the `special` and `ordinary` ids.
+        """Set `mask`, the mask id; `special` and `ordinary` ids; and the `probability` of masking.
 
         Raises:
             ConfigError: The tokenizer has no mask token.
@@ -42,6 +42,7 @@ class MaskedLm(LanguageModel):
         self.mask = int(tokenizer.mask_token_id)
         self.special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
         self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.special)
+        self.probability = self.config.mlm_probability
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
         """Choose tokens to predict: 80 % become the mask, 10 % a random token, 10 % stay.
@@ -55,7 +56,7 @@ class MaskedLm(LanguageModel):
         candidates = np.flatnonzero(~np.isin(ids, self.special))  # positions
         if len(candidates):
             # 1. Choose positions.
-            is_chosen = randomness.random(len(candidates)) < self.config.mlm_probability
+            is_chosen = randomness.random(len(candidates)) < self.probability
             chosen = candidates[is_chosen]
             if len(chosen) == 0:
                 chosen = candidates[[randomness.integers(len(candidates))]]
