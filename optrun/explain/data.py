@@ -256,7 +256,7 @@ def _load_tokenizer_and_task(config: RunConfig, source: Source) -> tuple[Any, Ta
     """Load the tokenizer, or train one on these rows, and build the task over them."""
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
-    if tokenizer is None:
+    if tokenizer is None:  # the model is made from scratch, without a given tokenizer
         assert isinstance(config.model, FromConfigConfig)
         size = config.model.vocab_size
         tokenizer = train_tokenizer(

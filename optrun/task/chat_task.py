@@ -84,6 +84,7 @@ class ChatTask(Task):
         """
         first: Chat | Plain | None = None
         for number, row in enumerate(rows):
+            # 1. All rows are chats, or all are plain texts; both sides of a pair are alike.
             if first is None:
                 first = row[0]
             if type(row[0]) is not type(first):
@@ -91,6 +92,8 @@ class ChatTask(Task):
                     f"{split.where(number)} has {row_kind(row[0])}, row {split.number(0)}"
                     f" {row_kind(first)}. Write all rows alike."
                 )
+
+            # 2. The template writes the roles of a chat, and reads its keys.
             for chat in row:
                 if isinstance(chat, Chat) and self.template is not None:
                     self.check_roles_and_keys(split, chat, self.template)

@@ -376,15 +376,17 @@ def use_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> 
     Raises:
         ConfigError: There is no template of this name and no such file, or it is no jinja.
     """
+    # 1. The tokenizer's own.
     if configured is None:
         if tokenizer.chat_template:
             return ChatTemplate(tokenizer, "the tokenizer's chat template", is_own=True)
         return None
     from jinja2 import TemplateSyntaxError
 
+    # 2. The configured one. It is rendered once, only to find errors of syntax.
     tokenizer.chat_template = _read_template(configured)
     template = ChatTemplate(tokenizer, f"{KEY}={configured}")
-    try:  # only to find errors of syntax
+    try:
         template.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
     except TemplateFailed as error:
         if isinstance(error.__cause__, TemplateSyntaxError):

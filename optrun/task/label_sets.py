@@ -188,13 +188,21 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
 def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
     """Return the classes of the checkpoint, else of the pretrained head, for label columns.
 
-    If the head lacks one of the columns, it is the names of the columns.
+    Each of the columns is one of them: if the head lacks one, the names of the columns are
+    returned.
+
+    Args:
+        source: Has the classes of checkpoint and head; its `notes` are changed if the head decides.
+        names: The label columns.
 
     Raises:
         ConfigError: A column is no class of the checkpoint.
     """
+    # 1. A pretrained head.
     if source.classes is None:
         return head_or_row_classes(source, "data.label_columns", names, source.head_classes or [])
+
+    # 2. A checkpoint.
     table = LabelTable(source.classes)
     if any(table.class_number(name) is None for name in names):
         raise ConfigError(

@@ -175,6 +175,7 @@ class LanguageModel(Task):
         """
 
         def encode_for_blocks(rows: list[Row]) -> dict[str, list[Any]]:
+            """Encode the texts of rows that are not empty; {} if all are."""
             row_texts = [cell_text(row, column) for row in rows]
             not_empty = [text for text in row_texts if text]
             if not_empty:
@@ -182,6 +183,7 @@ class LanguageModel(Task):
             return {}
 
         def encode_example(row: Row) -> PlainDict:
+            """Encode a row to an example; an empty text becomes one token."""
             (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
             return {"input_ids": np.asarray(ids if len(ids) else [filler], dtype=np.int64)}
 
@@ -208,10 +210,16 @@ def _whole_rows(
         tokenizer: Of the model.
         around: Ids before and after each text.
         adds_special: Whether the tokenizer adds these ids itself, except to very long texts.
+
+    Returns:
+        The ids of each text, in the order of the texts.
     """
+    # 1. Encode the texts that are not very long, in one call.
     before, after = around
     short_texts = [text for text in texts if not is_long(text)]
     short_rows = iter(encode_uncut(short_texts, tokenizer, special=adds_special))
+
+    # 2. Put all into the order of the texts, with the ids around each.
     rows: list[Any] = []
     for text in texts:
         if is_long(text):

@@ -63,7 +63,12 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     With N examples, c right ones, and p_k, t_k the predictions and labels of class k:
     (c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2)).
+
+    Example:
+        >>> matthews(np.array([0, 1, 1, 0]), np.array([0, 1, 1, 0]))
+        1.0
     """
+    # p_k and t_k of each class.
     classes = 1 + int(max(predictions.max(), labels.max()))
     predicted = np.bincount(predictions, minlength=classes).astype(np.float64)
     actual = np.bincount(labels, minlength=classes).astype(np.float64)

@@ -160,16 +160,21 @@ def _folder_mode(path: str, folder: str, revision: str | None) -> str:
     Raises:
         ConfigError: It has no mode, several, or one that optrun lacks.
     """
+    # 1. Read the file.
     file = _find_model_file(path, f"{folder}/config.json", revision)
     options = {} if file is None else read_json(file, follow=True)
     if not isinstance(options, Mapping):
         options = {}
-    # sentence-transformers writes `pooling_mode`; before version 6 one true key for each mode.
+
+    # 2. List its modes. sentence-transformers writes `pooling_mode`, a name or a list of names;
+    # before version 6 one true key for each mode.
     modes = options.get("pooling_mode")
     if not modes:
         modes = [mode for key, mode in _OLD_KEYS.items() if options.get(key)]
     if isinstance(modes, str):
         modes = [modes]
+
+    # 3. There must be one that optrun has.
     ours = {theirs: our for our, theirs in MODES.items()}
     if len(modes) != 1 or modes[0] not in ours:
         raise ConfigError(

@@ -79,6 +79,7 @@ class RetrievalMetrics(MetricAccumulator):
         """
         if not self.embedded:
             return dict.fromkeys(self.names, math.nan)
+        # Join all batches: (rows, texts, width) and (rows, texts).
         vectors = np.concatenate([batch_vectors for batch_vectors, _ in self.embedded])
         texts = np.concatenate([batch_texts for _, batch_texts in self.embedded])
         values = {

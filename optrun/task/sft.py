@@ -79,6 +79,7 @@ class Sft(ChatTask):
         self.columns_of: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
         self.sample_prompt: tuple[list[int], str] | None = None
+        # 1. The columns of each split, and the kind of its rows, which the first row shows.
         for split in source.splits:
             self.columns_of[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
@@ -88,6 +89,8 @@ class Sft(ChatTask):
             if isinstance(first, Chat):
                 self.require_template(split, tokenizer)
             self._refuse_wrong_loss_key(split, first)
+
+        # 2. The template, the token that ends an answer in it, and notes on it.
         if Chat not in self.kinds.values():
             self.template = None  # a tokenizer's template that no row needs is not rendered
         self.set_end_of_answers(tokenizer)
@@ -147,9 +150,12 @@ class Sft(ChatTask):
         """
         template = self._template_without_marks
         for row in self._rows(split):
+            # 1. Answers need not be told apart: one example.
             if template is None or isinstance(row, Plain):
                 yield row
                 continue
+
+            # 2. A chat for each answer; none if the row can stay one example.
             try:
                 conversations = template.split_behind_answers(
                     row.turns, row.tools, row.prompt_turns or 0
@@ -351,7 +357,7 @@ class Sft(ChatTask):
         """
         first = min(len(examples), _FIRST_ROWS)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
-        if 0 < count == len(examples):
+        if 0 < count == len(examples):  # all of them
             raise self.all_rows_overlong_error(split)
         self.notes.append(
             f"{split.key}: a row is left out of its batch if data.max_length={self.max_length} cuts"
@@ -419,10 +425,13 @@ class Sft(ChatTask):
         self, split: Split, tokenizer: PreTrainedTokenizerBase
     ) -> tuple[list[int], str]:
         """Return ids and text of the first row before its last answer, the prompt of `sample`."""
+        # 1. A plain text.
         row = next(self._rows(split))
         if isinstance(row, Plain):
             (ids,) = prompt_ids(tokenizer, [row.prompt])
             return ids, row.prompt
+
+        # 2. A chat, with the opening of an answer.
         assert self.template is not None
         try:
             text = self.template.text(row.turns_before_answer(), row.tools, generation_prompt=True)

@@ -79,6 +79,7 @@ class TokenClassification(Task):
                 f"task=token_classification: {type(tokenizer).__name__} does not say which token"
                 " belongs to which word. Name a fast tokenizer with model.tokenizer."
             )
+        # 1. Labels and classes.
         self.label_lists: dict[Split, ColumnLabels] = {}
         for split in source.splits:
             column = _labels_column(source, split)
@@ -87,6 +88,8 @@ class TokenClassification(Task):
         train_column = _labels_column(source, source.train)
         self.labels = class_names(source, train_column, self.label_lists)
         self.class_numbers = ClassNumbers(self.labels, source)
+
+        # 2. What F1 is over: whole entities if the labels follow a scheme, else labels.
         self.scheme = entities.scheme_of(self.labels)
         if self.scheme is None:
             self.main_metric = MEAN_F1

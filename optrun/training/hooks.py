@@ -208,10 +208,13 @@ class Hooks:
 
     def _call_one(self, key: str, component: object, hook: str, *args: object) -> None:
         """Call a hook of one component; guard the run's states against a user's callback."""
+        # 1. A callback.
         if key in self.callbacks:
             with self._restoring_states(), self._naming_callback(key, hook):
                 getattr(component, hook)(self.training, *args)
             return
+
+        # 2. A component of optrun.
         self.training.caller = key
         try:
             getattr(component, hook)(self.training, *args)
@@ -247,7 +250,7 @@ class Hooks:
         except (Exception, SystemExit) as error:
             if key not in self.callbacks:
                 raise
-            line = " ".join(str(error).split())[:500]
+            line = " ".join(str(error).split())[:500]  # its message in one line
             raise OptrunError(
                 f"{key}: {method} raised {type(error).__name__}: {line} (after step"
                 f" {self.training.global_step}). HYDRA_FULL_ERROR=1 shows where. Fix it, then"

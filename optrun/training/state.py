@@ -180,9 +180,10 @@ def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
         tensor = batch[name]
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         if tensor.numel():
+            # Its bytes: the first ones, and the last ones of the rest, so that none counts twice.
             content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
             digest.update(content[:_DIGESTED_BYTES])
-            digest.update(content[_DIGESTED_BYTES:][-_DIGESTED_BYTES:])  # nothing twice
+            digest.update(content[_DIGESTED_BYTES:][-_DIGESTED_BYTES:])
     return digest.digest()
 
 
@@ -227,12 +228,14 @@ class RandomStates:
             Exception: Whatever a generator raises for an invalid state.
         """
         unpacked = cls(device)
+
         # Python
         version, key, gauss_next = states["python"]
         if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
             raise TypeError(f"python: {gauss_next!r} is no number that comes next")
         unpacked._python = (version, tuple(key), gauss_next)
         random.Random().setstate(unpacked._python)
+
         # NumPy
         legacy = states["numpy"]
         if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read outside its memory
@@ -244,7 +247,8 @@ class RandomStates:
             "gauss": legacy["gauss"],
         }
         np.random.RandomState().set_state(unpacked._numpy)
-        # torch
+
+        # torch, and the device. A state of CUDA or MPS cannot be tried on a machine without it.
         for name in ("torch", "cuda", "mps"):
             if name in states:
                 unpacked._torch[name] = _unpack(states[name])
@@ -262,15 +266,18 @@ class RandomStates:
             torch.mps.set_rng_state(self._torch["mps"])
 
     def packed(self) -> PlainDict:
-        """Convert the states to JSON values; torch's become base64."""
-        version, key, position = self._python
+        """Convert the states to JSON values; torch's become base64.
+
+        Keys: `python`, `numpy`, `torch`, and on CUDA or MPS `cuda` or `mps`; see `unpack`.
+        """
+        version, key, gauss_next = self._python
         legacy = self._numpy
         return {
             **{
                 name: base64.b64encode(state.numpy().tobytes()).decode()
                 for name, state in self._torch.items()
             },
-            "python": [version, list(key), position],
+            "python": [version, list(key), gauss_next],
             "numpy": {
                 "bit_generator": legacy["bit_generator"],
                 "key": [int(number) for number in legacy["state"]["key"]],

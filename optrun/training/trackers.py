@@ -267,22 +267,27 @@ def build_tracker(
     Raises:
         ConfigError: Its package is not installed, or it cannot start.
     """
+    # 1. What its constructor gets: the facts of the run, and the fields of the schema.
     kind = kind_of("tracking", SCHEMAS, config)
     run = TrackedRun(run_dir, run_name, values, start)
     options = {
         field.name: getattr(config, field.name) for field in fields(config) if field.name != "name"
     }
+
+    # 2. Start it. Each library has errors of its own.
     try:
         tracker: Tracker = registry.choices("tracker")[kind].load()(run, **options)
     except ConfigError:
         raise
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:
         if isinstance(error, ImportError) and error.name == config.package:
             raise _not_installed(kind) from error
         raise ConfigError(
             f"tracking={kind}: cannot start: {type(error).__name__}:"
             f" {' '.join(str(error).split())[:300]}. tracking=none trains without it."
         ) from error
+
+    # 3. From now on a failure of it does not end the run.
     if kind == "none":
         return tracker
     return FaultTolerantTracker(tracker, kind, note or logging.getLogger("optrun").warning)
