@@ -338,6 +338,7 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None
     # 1. The grid for the first contender alone.
+    # `edges` holds each contender and the lr to add to its grid.
     first = runs[0]
     first_contender, first_lr = edges[0]
     seeds = sorted(first_contender.configuration.scores)

@@ -126,7 +126,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     """Group runs into configurations and contenders, then rank and test the contenders.
 
     Args:
-        runs: All runs to analyse; at least one.
+        runs: All runs to analyse; at least one. Their `respelt` is set, see `unify_paths`.
         question: The options, see `Question`.
 
     Raises:

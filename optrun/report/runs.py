@@ -470,13 +470,13 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         beside: Folders whose runs are left out, such as those of confirmations.
     """
     left_out = [path.resolve() for path in beside]
-    # Runs with files, and jobs that have not ended, which may have none:
-    # real path -> path as it was found, and planned overrides of a job that has not ended.
+    # Real path -> path as it was found, and planned overrides of a job without files. `jobs` are
+    # found by their files; `waiting`, by their sweep, are those that it has yet to end.
     jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
         # 1. Find the runs, and the folders that may be their sweeps.
-        sweeps = {directory: None}
+        sweeps = {directory: None}  # an ordered set
         for path in find_runs(directory):
             if any(map(path.resolve().is_relative_to, left_out)):
                 continue

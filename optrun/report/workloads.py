@@ -114,7 +114,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     all runs are analysed as one workload.
 
     Args:
-        runs: All runs to analyse; at least one.
+        runs: All runs to analyse; at least one. Their `respelt` is set, see `unify_paths`.
         question: As for `findings.analyse_runs`. With several workloads, the metric applies to
             those that logged it, a key that some workload lacks separates contenders in none, and
             `matters` is in units of the score.
@@ -283,7 +283,7 @@ def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     Runs belong together if task and evaluation settings are equal, or if their examples show that
     the evaluation rows are, see `explain_incomparable`. Runs with an unknown configuration are left
-    out.
+    out. `respelt` of the others is set, see `unify_paths`.
     """
     # 1. Group by settings.
     runs_with_config = [run for run in runs if run.has_config]

@@ -79,6 +79,7 @@ class ContenderStudy:
         self.options = options
         parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
         self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
+        """Overrides with one value, which all trials have."""
         swept = [override for _, override in parsed if override.is_sweep_override()]
         seed_sweeps = [
             override
@@ -92,6 +93,7 @@ class ContenderStudy:
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"{seed_sweeps[0].input_line}: give each seed once.")
         self.jobs_of_trial = max(1, len(self.seeds))
+        """Number of jobs of each trial."""
         swept = [override for override in swept if override not in seed_sweeps]
         if not swept:
             of = f"optimizer={self.name}: " if self.name else ""

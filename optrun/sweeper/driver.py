@@ -111,13 +111,19 @@ class Driver:
     def __post_init__(self) -> None:
         """Connect the stop request to the workers."""
         self.token = secrets.token_hex(6)
+        """Names this process in the records of its jobs and in its stop file."""
         self._open: list[_OpenLaunch] = []
+        """The launches that have not ended."""
         self._launches = 0
+        """Number of launches so far, for the names of their files."""
         self._unbegun = 0
         """Launches in a row that ended before any of their jobs began."""
         self._said_stop = False
+        """Whether the stop was announced."""
         self._signalled = False
+        """Whether the workers got a SIGTERM, because the stop file could not be made."""
         self._killed = False
+        """Whether overdue jobs were killed."""
         self.stop.groups = self.workers.pids
         self.stop.at_work = self._unsaved_jobs
 

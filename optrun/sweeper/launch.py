@@ -53,6 +53,7 @@ class LaunchProcess:
         self.devices = list(devices)
         self._process = self._start_process()
         self._report = Path()
+        """The file that the current launch writes at its end."""
 
     def _start_process(self) -> subprocess.Popen[bytes]:
         """Start the process, in a process group of its own, with its devices."""

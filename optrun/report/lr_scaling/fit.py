@@ -272,11 +272,12 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     flat = [0.0] * (1 + keys)
     prior_precision = np.diag(flat + [BEND**-2] * keys)
     covariance = np.linalg.inv(design.T @ design / variance + prior_precision)
+    # The coefficients are P^-1 X'y / variance: this matrix times the optima y.
     coefficients_of_optima = covariance @ design.T / variance
     coefficients = coefficients_of_optima @ optima
-    # The coefficients are linear in the optima, and so is their shift in the curves' shifts.
+    # They are linear in the optima, and so is their shift in the shifts of the optima.
     shift = coefficients_of_optima @ np.array([curve.shift for curve in curves])
-    # 2. Test whether the law fits.
+    # 2. Test whether the law fits: residuals and bend, each squared over its variance.
     residual = optima - design @ coefficients
     misfit = float(residual @ residual) / variance
     misfit += float(coefficients @ prior_precision @ coefficients)

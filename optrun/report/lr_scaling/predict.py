@@ -141,9 +141,11 @@ def find_lr_for_run(
     for key in grouping.differing_keys([run, *runs]):
         if key == "lr" or key.rpartition(".")[2] in OF_EVALUATION:
             continue
+        # A size may differ: the prediction is for that of this run.
         if key.startswith(GROUPS) and _is_size(key, [run]):
             target[key] = _size_of(run, key)
             continue
+        # Any other setting has to be the same: leave the runs with another value out.
         swept_values = sorted({str(swept.setting(key)) for swept in runs})
         value = run.settings([key])
         runs = [swept for swept in runs if swept.settings([key]) == value]
@@ -220,7 +222,8 @@ def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answe
         runs += configuration.latest_runs
     axes, values = _find_axes(runs, target)
     target_name = write_size({key: values[key] for key in axes})
-    # 2. Fit the curve of cost over lr at each size: grouped by the axes, the runs of one size.
+    # 2. Fit the curve of cost over lr at each size. Grouped by the axes, each contender is a size;
+    # its name, such as `n_embd=64`, is the key of both mappings.
     sizes = {}
     curves = {}
     for runs_of_size in grouping.build_contenders(contender.configurations, axes, mode):
