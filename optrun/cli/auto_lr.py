@@ -59,7 +59,8 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
 def _values_at_base(values: PlainMapping) -> PlainDict | None:
     """Return the configuration of the base model of muP, with the standard parametrization.
 
-    None for a run without muP, or whose model takes no `model.config`.
+    At the base sizes both parametrizations are the same, so a sweep of that configuration may stand
+    for one under muP. None for a run without muP, or whose model takes no `model.config`.
     """
     parametrization = values["parametrization"]
     model = values["model"]

@@ -56,6 +56,8 @@ Exit code 0: it holds; 1: it does not.
 def run(arguments: VerbArguments) -> int:
     """Check the options of the named claim, prove it, and print the certificate.
 
+    The claim is `resume`, `optimizer` or `transfer`; each has keys and options of its own.
+
     Returns:
         0 if the claim holds, else 1.
     """

@@ -37,7 +37,7 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         recorded = {}
     for job in jobs:
         for path, now in contents_of(job.values).items():
-            before = recorded.get(path, {})
+            before = recorded.get(path, {})  # empty: not recorded yet
             if before not in ({}, now):
                 _refuse_if_trained_on(directory, path, before, now)
             recorded[path] = now

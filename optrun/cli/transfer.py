@@ -58,7 +58,11 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _describe(answer: Answer) -> list[str]:
-    """Write an answer as lines: the lr, its power law, the optimum of each size, the test."""
+    """Write an answer as lines: the lr, its power law, the optimum of each size, the test.
+
+    The power law is one line for each varied key, such as `if lr* ~ model.config.n_embd^-0.98
+    holds`.
+    """
     from optrun.report.lr_scaling.predict import write_size
 
     best = f"lr {rate(answer.lr.value)} (90 % interval {answer.lr.interval()})"

@@ -210,7 +210,8 @@ def _describe_unknown_key(config_path: str, key: str, cause: OmegaConfBaseExcept
 def interpolation_error(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
     """Build the error for an interpolation without a value, or with one of the wrong type.
 
-    Any other error becomes its first line, or the message of the OptrunError behind it.
+    The message is such as `lr=${nothing}: there is no key nothing.` Any other error becomes its
+    first line, or the message of the OptrunError behind it.
 
     Args:
         cfg: The configuration of the interpolation, to suggest keys; None if unknown.

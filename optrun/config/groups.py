@@ -79,7 +79,7 @@ def foreign_choices(group: str) -> dict[str, registry.Choice]:
 
 
 def default_values(group: str, choice: str) -> PlainDict:
-    """Return the values of a choice without a run or a dialect around it.
+    """Return the values of a choice, by key without the group, as if it stood alone.
 
     The defaults of the schema come first, then the YAML. `${dialect:DEFAULT}` becomes its default
     and `${default_warmup:RATIO}` null; other interpolations stay as written.

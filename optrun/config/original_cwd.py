@@ -127,6 +127,9 @@ def _schema_paths(prefix: str, kind: str, name: str | None, values: Any) -> list
 def same_files(before: object, after: object, folder: Path | None) -> bool:
     """Tell whether the saved and the new value of a path key lead to the same files.
 
+    `rows.csv` of a run that was started in /a equals `/a/rows.csv`, if that file exists. Only the
+    paths are compared, not the contents.
+
     Args:
         before: The value in a checkpoint of the run.
         after: The new value, relative to the current folder.

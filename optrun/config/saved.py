@@ -27,6 +27,8 @@ from optrun.config.schema.run import RunConfig
 def read_config(path: Path) -> PlainDict:
     """Read the `config.yaml` of a run directory, interpolations as written.
 
+    The values are not checked against any schema.
+
     Raises:
         ConfigError: The file is missing or holds no YAML mapping.
     """

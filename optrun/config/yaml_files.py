@@ -153,7 +153,8 @@ def refuse_numerals(path: Path, config_path: str) -> None:
 def _is_rewritten(node: yaml.ScalarNode) -> bool:
     """Tell whether YAML or Hydra would read a word as a number or boolean and respell it.
 
-    A plain decimal such as `10` or `-0.5` keeps its spelling.
+    True for `1_0`, `1e5` and `true` without quotes. A plain decimal such as `10` or `-0.5` keeps
+    its spelling.
     """
     if node.style:  # quoted
         return False

@@ -235,7 +235,7 @@ def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
     Raises:
         ConfigError: The message names the ranks and the device.
     """
-    own_device = None
+    own_device = None  # not compared
     if device_count(config) == 1:
         import torch
 

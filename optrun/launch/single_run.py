@@ -163,6 +163,7 @@ def refuse_used(folder: Path) -> None:
         raise ConfigError(
             f"hydra.run.dir={folder}: this directory is not empty. Choose another one."
         )
+    # The nearest folder that exists already.
     parent = next(path for path in (folder, *folder.resolve().parents) if path.exists())
     if not os.access(parent, os.W_OK):
         raise StorageError(

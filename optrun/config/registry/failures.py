@@ -70,8 +70,9 @@ def _last_position(
         files: See `_plugin_files`.
 
     Returns:
-        Label, line and function of the frame as text, and the names that its file registered; None
-        if no frame is in these files.
+        Label, line and function of the frame as text, and the names that its file registered, such
+        as `("my_lion.py, line 12, in step", ["optimizer=my_lion"])`; None if no frame is in these
+        files.
     """
     frames = [frame for frame in _frames(error) if frame[0] in files]
     if not frames:

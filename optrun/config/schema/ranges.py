@@ -285,6 +285,7 @@ def in_order(
 def ranges(schema: type) -> Mapping[str, Check]:
     """Map the fields of a dataclass to the checkers in their types.
 
+    A field `eps: Annotated[float, not_negative]` gives `{"eps": not_negative}`.
     A subclass that declares a field again without a checker keeps that of the base class. Flags and
     Enums have none here; `checks` adds them for callers from Python.
     """
