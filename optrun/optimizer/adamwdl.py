@@ -24,7 +24,7 @@ from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_lr_decay
 
 
-def _function(name: str, value: Any) -> Any:
+def _check_function(name: str, value: Any) -> Any:
     """Return a function or None; raise TypeError for any other value of the option `name`."""
     if value is not None and not callable(value):
         raise TypeError(
@@ -88,8 +88,8 @@ class AdamWDL(BatchOptimizer):
 
     OPTIONS = AdamWDLConfig
     CHECKS: ClassVar[Mapping[str, Check]] = {
-        "apply_decay_param_fun": _function,
-        "set_param_lr_fun": _function,
+        "apply_decay_param_fun": _check_function,
+        "set_param_lr_fun": _check_function,
     }
     APART = frozenset(
         {
@@ -163,14 +163,14 @@ class AdamWDL(BatchOptimizer):
         self._lr_ratios: dict[str, float] = self._layer_ratios(names)
         if applies is None:
             return
-        if not self._named():
+        if not self._all_have_names():
             raise ValueError(
                 "apply_decay_param_fun goes by parameter name, and the parameters have none. "
                 "Pass model.named_parameters()."
             )
         self._undecayed = {name for name in names if not applies(name)}
 
-    def _named(self) -> bool:
+    def _all_have_names(self) -> bool:
         """Tell whether all groups have parameter names."""
         return all("param_names" in group for group in self.param_groups)
 
@@ -188,7 +188,7 @@ class AdamWDL(BatchOptimizer):
         function = self._apart["set_param_lr_fun"]
         rate = self._apart["layerwise_decay"]
         name_dict = self._apart["name_dict"]
-        has_names = self._named()
+        has_names = self._all_have_names()
         is_default = function is layerwise_lr_decay
         if name_dict is not None and has_names:
             _refuse_other_names(name_dict, list(params))

@@ -254,7 +254,7 @@ class BatchOptimizer(NamedOptimizer):
             if not all(states):  # the state of a parameter is empty
                 return None
             batch_grads = [grads[position] for position in planned.positions]
-            batch = self._batch(planned, states, batch_grads)
+            batch = self._make_batch(planned, states, batch_grads)
             if batch is None:
                 return None
             gathered.append((planned, states, batch))
@@ -263,7 +263,7 @@ class BatchOptimizer(NamedOptimizer):
             batch.rows, batch.row_of = self._count(planned, states)
         return [batch for _, _, batch in gathered]
 
-    def _batch(
+    def _make_batch(
         self, planned: PlannedBatch, states: list[State], grads: list[Tensor]
     ) -> Batch | None:
         """Make a planned batch; None if its tensors have moved in memory.

@@ -413,14 +413,14 @@ def measure(sized: SizedModel) -> dict[tuple[str, str], float]:
         has_children = next(module.children(), None) is not None
         if not has_children:  # the output of a container is computed by its children
             first_param = prefix + leaves[0]
-            measured[first_param, "initial"] = _mean(before[path].outputs)
-            measured[first_param, "change"] = _mean(
+            measured[first_param, "initial"] = _mean_abs(before[path].outputs)
+            measured[first_param, "change"] = _mean_abs(
                 [b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)]
             )
         for leaf in leaves:
             name = prefix + leaf
             effect = _effect_of_change(module, leaf, initial[name], call)
-            if effect is not None and effect > _ROUNDING * _mean(call.outputs):
+            if effect is not None and effect > _ROUNDING * _mean_abs(call.outputs):
                 measured[name, "update"] = effect
     return measured
 
@@ -487,7 +487,7 @@ def _effect_of_change(module: nn.Module, leaf: str, before: Tensor, call: _Call)
             out = _float_tensors(
                 torch.func.functional_call(module, {leaf: before}, call.args, call.kwargs)
             )
-        return _mean([b - a for a, b in zip(out, call.outputs, strict=True)])
+        return _mean_abs([b - a for a, b in zip(out, call.outputs, strict=True)])
     except (RuntimeError, ValueError, TypeError):
         return None
     finally:
@@ -503,7 +503,7 @@ def _float_tensors(out: object) -> list[Tensor]:
     ]
 
 
-def _mean(tensors: Sequence[Tensor]) -> float:
+def _mean_abs(tensors: Sequence[Tensor]) -> float:
     """Return the mean absolute value over all elements; 0 without elements."""
     total = float(sum(tensor.abs().sum().item() for tensor in tensors))
     return total / max(_total_numel(tensors), 1)

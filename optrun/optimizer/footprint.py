@@ -51,7 +51,10 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
             kind_of[name] = (index, param.shape, param.dtype)
             param_of_kind.setdefault(kind_of[name], param)
     # 2. Step a copy on the meta device; if that fails, one over small parameters.
-    for make_replacement, count_bytes in ((_on_meta, _nbytes), (_small, _nbytes_of_small)):
+    for make_replacement, count_bytes in (
+        (_make_on_meta, _count_nbytes),
+        (_make_small, _scale_nbytes_of_small),
+    ):
         try:
             with preserved_random_states():
                 copied, replacements = _copy_over(optimizer, make_replacement)
@@ -70,12 +73,12 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
     return dict.fromkeys(kind_of)
 
 
-def _on_meta(param: Tensor) -> Tensor:
+def _make_on_meta(param: Tensor) -> Tensor:
     """Make a tensor of the same shape and dtype on the meta device."""
     return torch.empty(param.shape, dtype=param.dtype, device="meta")
 
 
-def _small(param: Tensor) -> Tensor:
+def _make_small(param: Tensor) -> Tensor:
     """Make ones of the same number of dimensions and dtype, with the sides 3, 4, 5, ..."""
     return torch.ones([_SIDE + dim for dim in range(param.dim())], dtype=param.dtype)
 
@@ -87,7 +90,7 @@ def _copy_over(
 
     Args:
         optimizer: The optimizer to copy.
-        make_replacement: Makes the tensor that replaces a parameter: `_on_meta` or `_small`.
+        make_replacement: Makes the tensor in place of a parameter: `_make_on_meta`, `_make_small`.
 
     Returns:
         The copy; and for each parameter of the optimizer, its replacement in the copy.
@@ -128,12 +131,12 @@ def _sum_nbytes(
     return total
 
 
-def _nbytes(value: Tensor, _param: Tensor) -> int:
+def _count_nbytes(value: Tensor, _param: Tensor) -> int:
     """Count the bytes of a state tensor of its real shape."""
     return value.nbytes
 
 
-def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
+def _scale_nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
     """Scale the bytes of a small parameter's state tensor to the real parameter.
 
     Each side of `value` but 1 is one of the small parameter's, and is replaced by the side of the
@@ -141,7 +144,7 @@ def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
 
     Example:
         >>> row_moments = torch.zeros(3, 1)  # of a small parameter with the shape (3, 4)
-        >>> _nbytes_of_small(row_moments, torch.empty(100, 50, device="meta"))
+        >>> _scale_nbytes_of_small(row_moments, torch.empty(100, 50, device="meta"))
         400
     """
     count = value.itemsize

@@ -27,16 +27,16 @@ which take memory."""
 
 def _single_tensor_mars(batch: Batch) -> None:
     """Take the step of `Mars` in place, by Adam's loop over parts of some `PART_SIZE` elements."""
-    _step(batch, ADAM.loop, foreach=False)
+    _step_in_parts(batch, ADAM.loop, foreach=False)
 
 
 def _multi_tensor_mars(batch: Batch) -> None:
     """Compute `_single_tensor_mars` by foreach operations, each over all tensors at once."""
     assert ADAM.foreach is not None
-    _step(batch, ADAM.foreach, foreach=True)
+    _step_in_parts(batch, ADAM.foreach, foreach=True)
 
 
-def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
+def _step_in_parts(batch: Batch, adam: Update, *, foreach: bool) -> None:
     """Take Adam's step on corrected gradients, then on tensors without correction.
 
     Tensors that are not corrected take `betas_1d`. Each gradient is then copied into `last_grad`,
@@ -51,7 +51,7 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
         options = batch.options
         if not corrected:
             options = {**options, "betas": options["betas_1d"]}
-        for part in _parts(batch, corrected=corrected, one_part=foreach):
+        for part in _split_into_parts(batch, corrected=corrected, one_part=foreach):
             grads = part.grads
             # Adam has no such state. The optimizer keeps it: only the part's own dict loses it.
             last_grads = part.state.pop("last_grad")
@@ -67,7 +67,7 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
             torch._foreach_copy_(last_grads, grads)
 
 
-def _parts(batch: Batch, *, corrected: bool, one_part: bool) -> Iterator[Batch]:
+def _split_into_parts(batch: Batch, *, corrected: bool, one_part: bool) -> Iterator[Batch]:
     """Yield the tensors that are (or are not) corrected, by the scalar `corrected` of each tensor.
 
     They come in one part, or in parts of about `PART_SIZE` elements, which bound the memory of

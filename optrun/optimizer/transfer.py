@@ -28,7 +28,7 @@ from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth
 
 
-def _adam(size: Growth, options: Options) -> float:
+def _adam_lr_factor(size: Growth, options: Options) -> float:
     """Return the factor on lr if the entries of an update have the size of lr, as Adam's.
 
     It is 1/fan_in: an output is a sum over fan_in entries, which the update changes all in the same
@@ -39,18 +39,18 @@ def _adam(size: Growth, options: Options) -> float:
     return size.carried / size.fan_in
 
 
-def _sgd(size: Growth, options: Options) -> float:
+def _sgd_lr_factor(size: Growth, options: Options) -> float:
     """Return the factor on lr if an update is proportional to the gradient, as SGD's.
 
-    Entries of a gradient scale with branch / (carried fan_out), see `_eps`. Dividing Adam's factor
-    by that gives the factor here. A hidden matrix four times as wide and high has 1, a head that
-    reads four times as many inputs 1/4.
+    Entries of a gradient scale with branch / (carried fan_out), see `_eps_factor`. Dividing Adam's
+    factor by that gives the factor here. A hidden matrix four times as wide and high has 1, a head
+    that reads four times as many inputs 1/4.
     """
     del options
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
 
 
-def _lamb(size: Growth, options: Options) -> float:
+def _lamb_lr_factor(size: Growth, options: Options) -> float:
     """Return the factor on lr if an update has the norm of the weight times lr, as LAMB's.
 
     The norm of a matrix grows with width_init sqrt(fan_in fan_out), and its update may grow with
@@ -60,26 +60,26 @@ def _lamb(size: Growth, options: Options) -> float:
     """
     if options["adapted"]:
         return 1 / (size.fan_in * size.width_init)
-    return _adam(size, options)
+    return _adam_lr_factor(size, options)
 
 
-def _muon(size: Growth, options: Options) -> float:
+def _muon_lr_factor(size: Growth, options: Options) -> float:
     """Return the factor on lr of Muon, for updates of spectral norm sqrt(fan_out / fan_in).
 
     torch's Muon scales the lr by shape itself (`adjust_lr_fn`), which is divided out. A vector,
     which a companion steps, has Adam's factor.
     """
     if len(size.shape) < 2:
-        return _adam(size, options)
+        return _adam_lr_factor(size, options)
     spectral = math.sqrt(size.fan_out / size.fan_in) * size.carried
     if "adjust_lr_fn" not in options:  # a plugin's Muon, which steps all shapes alike
         return spectral
-    factor_in_base = _adjustment(size.base_shape, options["adjust_lr_fn"])
-    factor_in_model = _adjustment(size.shape, options["adjust_lr_fn"])
+    factor_in_base = _muon_shape_factor(size.base_shape, options["adjust_lr_fn"])
+    factor_in_model = _muon_shape_factor(size.shape, options["adjust_lr_fn"])
     return spectral * factor_in_base / factor_in_model
 
 
-def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
+def _muon_shape_factor(shape: tuple[int, ...], form: str | None) -> float:
     """Return the factor of torch's Muon on lr for a shape; `form`: `adjust_lr_fn`."""
     rows, columns = shape[:2]
     if form == "match_rms_adamw":
@@ -88,10 +88,10 @@ def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
 
 
 RULES: dict[str, Callable[[Growth, Options], float]] = {
-    "adam": _adam,
-    "sgd": _sgd,
-    "lamb": _lamb,
-    "muon": _muon,
+    "adam": _adam_lr_factor,
+    "sgd": _sgd_lr_factor,
+    "lamb": _lamb_lr_factor,
+    "muon": _muon_lr_factor,
 }
 """Name in `transfer` of a schema -> function from a growth and options to the factor on lr.
 
@@ -178,7 +178,7 @@ def transfer_groups(
             if size.logits != 1 and options["adapted"]:
                 _refuse_adapted_bias(name)
             # The factors of this parameter decide into which of the new groups it goes.
-            factors = _factors(size, rule, options, keeps_decay=keeps_decay)
+            factors = _compute_factors(size, rule, options, keeps_decay=keeps_decay)
             description = _describe_factors(size, rule, factors)
             if description not in by_description:
                 scaled_group = _scaled_group(group, options, factors)
@@ -202,7 +202,7 @@ class _Factors(NamedTuple):
     eps: float
 
 
-def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) -> _Factors:
+def _compute_factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) -> _Factors:
     """Compute the factors on lr, weight decay and eps of a parameter.
 
     The factor on eps is 1 unless the rule is "adam" or "lamb" and eps is a number.
@@ -217,10 +217,10 @@ def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) ->
     lr = RULES[rule](size, options)
     decay = 1.0
     if keeps_decay and options.get("weight_decay"):
-        decay = _decay(size, options, rule, lr)
+        decay = _decay_factor(size, options, rule, lr)
     eps = 1.0
     if rule in ("adam", "lamb") and isinstance(options.get("eps"), float):
-        eps = _eps(size)
+        eps = _eps_factor(size)
     return _Factors(lr, decay, eps)
 
 
@@ -346,7 +346,7 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
         )
 
 
-def _decay(size: Growth, options: Options, rule: str, lr_factor: float) -> float:
+def _decay_factor(size: Growth, options: Options, rule: str, lr_factor: float) -> float:
     """Return the factor on weight decay, so that a step decays the same share of a weight.
 
     Decay is proportional to a power of lr that depends on its mode, so the factor is the inverse of
@@ -368,7 +368,7 @@ def _decay(size: Growth, options: Options, rule: str, lr_factor: float) -> float
     return float(lr_factor ** -_DECAYS_BY_LR.get(mode, 1))
 
 
-def _eps(size: Growth) -> float:
+def _eps_factor(size: Growth) -> float:
     """Return the factor on eps to keep its size relative to the gradient.
 
     Entries of a gradient scale with 1/fan_out, and within a residual branch with its factor

@@ -109,7 +109,7 @@ def build_param_groups(
     config = choice("param_groups", SCHEMAS, config_or_name, options)
     _check_number("lr", lr)
     _check_number("weight_decay", weight_decay)
-    source = _read(model_or_named_parameters)
+    source = _read_parameters(model_or_named_parameters)
     roles = source.roles
     started_groups = _started_groups(started, source.params)
     sentences = [] if notes is None else notes
@@ -217,7 +217,7 @@ class _Source:
     """None for (name, parameter) pairs."""
 
 
-def _read(source: ModelOrParameters) -> _Source:
+def _read_parameters(source: ModelOrParameters) -> _Source:
     """Read the parameters of a model, or (name, parameter) pairs, frozen ones included.
 
     A tensor with several names is in `params` by its first name, and in `tied` by the others. Roles

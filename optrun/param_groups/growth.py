@@ -98,7 +98,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     base_params = dict(base.named_parameters())
     roles = roles_of(model)
     modules = dict(model.named_modules())
-    base_names, depth_ratios = _base_names(model, base)
+    base_names, depth_ratios = _match_base_names(model, base)
     unmatched = [name for name in base_params if name not in base_names.values()]
     if unmatched:
         raise ConfigError(
@@ -106,7 +106,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             " Give a base of the same architecture, no deeper than the model."
         )
     ends = branch_ends(model, depth_ratios) if depth_ratios else set()
-    heads = _heads(model, roles)
+    heads = _find_heads(model, roles)
     growth = {}
     for name, param in params.items():
         shape = tuple(param.shape)
@@ -119,7 +119,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
                 " dimension shrinks. Give a base that is no larger than the model in any key."
             )
         path, _, leaf = name.rpartition(".")
-        fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
+        fan_in, fan_out = _growth_of_fans(name, leaf, modules[path], roles[name], shape, base_shape)
         growth[name] = Growth(
             base_names[name],
             shape,
@@ -133,7 +133,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     return growth
 
 
-def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
+def _find_heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
     """Find the weights of the head: matrices not followed by another matrix.
 
     These are the output embeddings, and matrices outside of all blocks and of `base_model`. Of the
@@ -142,7 +142,7 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> _heads(model, roles_of(model))
+        >>> _find_heads(model, roles_of(model))
         {'2.weight'}
     """
     paths = _modules_outside_blocks(model)
@@ -182,7 +182,7 @@ def _modules_outside_blocks(model: nn.Module) -> list[str]:
     return paths
 
 
-def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
+def _match_base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
     """Map parameter names to their names in the base, and to base depth over depth.
 
     Block i of a stack with L blocks matches block floor(i L_base / L) of the base, so that the
@@ -225,7 +225,7 @@ def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict
     return names, depth_ratios
 
 
-def _fans(
+def _growth_of_fans(
     name: str,
     leaf: str,
     module: nn.Module,
@@ -252,7 +252,7 @@ def _fans(
         ConfigError: An embedding has another number of rows, or nothing tells inputs from outputs.
 
     Example:
-        >>> _fans("weight", "weight", nn.Linear(8, 12), MATRIX, (12, 8), (4, 2))
+        >>> _growth_of_fans("weight", "weight", nn.Linear(8, 12), MATRIX, (12, 8), (4, 2))
         (4.0, 3.0)
     """
     ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]

@@ -79,9 +79,9 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     sizes = growth_of(model, base)
     if all(size.kind == "of one size" and size.branch == 1 for size in sizes.values()):
         raise ConfigError(
-            f"{KEY}={_shown(chosen.base)}: the base is as large as the model, so nothing would be"
-            f" scaled. {_INSTEAD}, which is the same run, or give the smaller sizes at which lr was"
-            " tuned."
+            f"{KEY}={_format_mapping(chosen.base)}: the base is as large as the model, so nothing"
+            f" would be scaled. {_INSTEAD}, which is the same run, or give the smaller sizes at"
+            " which lr was tuned."
         )
     keys = _scale_attention_scores(model, base)
     keys |= _scale_tied_logits(config.model, model, base, sizes)
@@ -90,7 +90,7 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
     )
 
 
-def _shown(base: PlainMapping) -> str:
+def _format_mapping(base: PlainMapping) -> str:
     """Write a mapping as on the command line: `{hidden_size: 64, ...}`."""
     return "{" + ", ".join(f"{key}: {value}" for key, value in base.items()) + "}"
 

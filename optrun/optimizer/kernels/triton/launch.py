@@ -48,8 +48,8 @@ class Table:
         first_chunks = [0, *accumulate(counts[:-1])]
         columns = [*addresses, *absent, sizes, first_chunks]
         tensor_table = torch.tensor(columns, dtype=torch.int64, device="cpu").t().contiguous()
-        self._tensor_table = _sent(tensor_table, self._device)
-        self._chunks = _sent(_chunks(sizes, kernels.CHUNK), self._device)
+        self._tensor_table = _copy_to_device(tensor_table, self._device)
+        self._chunks = _copy_to_device(_list_chunks(sizes, kernels.CHUNK), self._device)
         self._pinned: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def step(
@@ -94,7 +94,7 @@ class Table:
         floats = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
         message.frombytes(floats.tobytes())
-        with _selected(device):
+        with _current_device(device):
             sent = self._send(message)
             if found_inf is not None:
                 sent[2 * self._count].view(torch.float64).copy_(found_inf)
@@ -187,7 +187,7 @@ def _are_aligned(addresses: Iterable[int]) -> bool:
     return all(address % ALIGNMENT == 0 for address in addresses)
 
 
-def _sent(values: Tensor, device: torch.device) -> Tensor:
+def _copy_to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy a table to a device, to stay."""
     if device.type != "cuda":
         return values.clone()
@@ -195,7 +195,7 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def _selected(device: torch.device) -> AbstractContextManager[object]:
+def _current_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one in a `with` block, because Triton launches kernels there."""
     if device.type == "cuda":
         return torch.cuda.device(device)
@@ -203,14 +203,14 @@ def _selected(device: torch.device) -> AbstractContextManager[object]:
 
 
 @lru_cache(maxsize=32)
-def _chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
+def _list_chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
     """Return for each chunk the index of its tensor and its first element there.
 
     Tensors are cut into chunks of `chunk` elements; the last one of a tensor may be shorter. Shape
     (chunks, 2), int64, on the CPU. The result is cached: do not change it.
 
     Example:
-        >>> _chunks((5, 2), 4).tolist()
+        >>> _list_chunks((5, 2), 4).tolist()
         [[0, 0], [0, 4], [1, 0]]
     """
     counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")  # rounded up
