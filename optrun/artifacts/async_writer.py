@@ -94,7 +94,9 @@ class AsyncWriter:
         self._thread.start()
 
     def result(self, *, wait: bool) -> Result | None:
-        """Take the result of the last save; a failed save is a result, too, and nothing is raised.
+        """Take the result of the last save.
+
+        A failed save is a result, too, with its error; nothing is raised.
 
         Args:
             wait: Wait for the result, however long the disk takes.

@@ -322,7 +322,9 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
 
 
 def read_local_parts(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Read this rank's part of each tensor of a checkpoint; no rank holds the full state.
+    """Read this rank's part of each tensor of a checkpoint.
+
+    No rank holds the full state.
 
     Args:
         snapshot: A snapshot that was loaded lazily; it stays as it is.

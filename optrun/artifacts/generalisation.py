@@ -138,10 +138,10 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Write the verdict on a run as one line of text; empty if none can be given.
+    """Write the verdict on a run as one line of text.
 
-    Empty, too, if the recorded verdict is of another step than `global_step`: that of the run's
-    end, where the card describes an earlier checkpoint.
+    Empty if no verdict can be given, or if the recorded verdict is of another step than
+    `global_step`: that of the run's end, where the card describes an earlier checkpoint.
 
     Example: "generalises: eval/loss 1.2 (before training 4.1), train/loss 1.1 over the last logged
     steps".

@@ -17,9 +17,10 @@ from optrun.base.errors import CheckpointError
 
 
 def run_id_of(run: RunDir) -> str | None:
-    """Find the id of a run in its summary, or in its checkpoints if the summary has none.
+    """Find the id of a run in its directory.
 
-    Checkpoints without a readable manifest, or without an id in it, do not count.
+    The id is in the summary. If that has none, it is the one in the checkpoints. Checkpoints
+    without a readable manifest, or without an id in it, do not count.
 
     Returns:
         None if neither records it.

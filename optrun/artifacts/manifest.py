@@ -160,9 +160,10 @@ class CheckpointManifest:
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """Map each section, the model and the optimizer, to its tensor files in order of ranks.
+        """Map each section to its tensor files, in the order of ranks.
 
-        A section is called by its file, `model.safetensors`, or by its folder of shards, `model`.
+        The sections are the model and the optimizer. A section is called by its file,
+        `model.safetensors`, or by its folder of shards, `model`.
         """
         if self.ranks is None:
             return {name: [name] for name in TENSOR_FILES}
@@ -333,11 +334,11 @@ def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List the files and folders that do not belong into a checkpoint; optrun never opens them.
+    """List the files and folders that do not belong into a checkpoint.
 
-    What belongs is what the manifest names, and the manifest. If it cannot be read, the files of a
-    checkpoint written by one process belong. Folders of shards are looked into, other folders are
-    foreign as a whole.
+    optrun never opens them. What belongs is what the manifest names, and the manifest. If it cannot
+    be read, the files of a checkpoint written by one process belong. Folders of shards are looked
+    into, other folders are foreign as a whole.
     """
     try:
         content = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}

@@ -176,9 +176,9 @@ class MetricsLog:
         return [name for name in names if name not in ("step", "epoch", "time")]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return steps and values of one metric, by rising step; both empty if it has no number.
+        """Return steps and values of one metric, by rising step.
 
-        If a step occurs twice, the later line wins.
+        Both are empty if it has no number. If a step occurs twice, the later line wins.
         """
         points = {
             record["step"]: float(record[name])
@@ -274,7 +274,9 @@ def _replace_lines(path: Path, replace_line: Callable[[bytes], bytes | None]) ->
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
-    """Drop the values that only the end of a run logged; None if nothing else remains.
+    """Drop the values of a line that only the end of a run logged.
+
+    None if nothing else remains.
 
     Example:
         >>> _without_unscheduled(b'{"step": 7, "lr": 1, "eval/loss": 2, "unscheduled": ["eval/"]}')

@@ -121,7 +121,7 @@ def sweep(
         contenders += _contenders(hydra, forks, command, options, grid)
     # 2. The trials of a search, or the jobs of a grid.
     compose = jobs_of.Composer(
-        hydra, command.config_name, complete=forks.complete, require=forks.require_place
+        hydra, command.config_name, complete=forks.complete, require=forks.refuse_other_position
     )
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
@@ -398,7 +398,7 @@ def _contenders(
     tokens = jobs_of.merged(jobs_of.merged(in_file, in_grid), typed)
     search_tokens = list(filter(overrides.is_search, tokens))
     common_tokens = [token for token in tokens if not overrides.is_search(token)]
-    check = partial(forks.checked, sweep=True)
+    check = partial(forks.check, sweep=True)
     return contenders_of(hydra, check, check(common_tokens), search_tokens)
 
 

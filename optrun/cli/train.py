@@ -235,7 +235,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     search_tokens = [token for token in command_line.overrides if overrides.is_search(token)]
     common = [token for token in command_line.overrides if not overrides.is_search(token)]
     forks = Forks(hydra, command_line)
-    checked = forks.checked(common, sweep=True)
+    checked = forks.check(common, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
             raise ConfigError(

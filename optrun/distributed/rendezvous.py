@@ -183,10 +183,11 @@ class Rendezvous:
         return [f"{key}/{rank}" for rank in range(self.size)]
 
     def _poll(self, timeout: float | None = None) -> Iterator[None]:
-        """Yield until the time is up, with a heartbeat and a growing pause (20 to 200 ms) between.
+        """Yield until the time is up, with pauses.
 
-        For a loop that looks and leaves when it sees what it waits for; if the loop ends by itself,
-        the time is up. It looks at least once.
+        Between two yields are a heartbeat and a pause that grows from 20 to 200 ms. For a loop that
+        looks and leaves when it sees what it waits for; if the loop ends by itself, the time is up.
+        It looks at least once.
 
         Args:
             timeout: Seconds; None: `self.timeout`.
@@ -242,7 +243,7 @@ class Rendezvous:
         )
 
     def _wait_for_missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
-        """Wait for the values of ranks under a key; return the ranks without a value in the end.
+        """Wait for the values of ranks under a key, and return the ranks that sent none.
 
         Args:
             key: The key of the values.

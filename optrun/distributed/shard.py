@@ -97,9 +97,9 @@ def distribute(
 def _shard_fully(
     model: nn.Module, config: FsdpConfig, world: World, device: torch.device, blocks: Sequence[str]
 ) -> tuple[nn.Module, GradientSync]:
-    """Shard each block and then the model by FSDP2, in place, and copy in the weights of rank 0.
+    """Shard each block, and then the model, by FSDP2 in place.
 
-    Arguments and result are those of `distribute`.
+    The weights are those of rank 0. Arguments and result are those of `distribute`.
     """
     replicas, shards = data_parallel_degrees(config, world.size)
     options: PlainDict = {

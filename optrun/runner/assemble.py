@@ -369,7 +369,7 @@ def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
 
 
 def choose_ranking(config: RunConfig, task: Task) -> Ranking:
-    """Choose the metric for ranking checkpoints, and whether a smaller or a larger value is better.
+    """Choose the metric for ranking checkpoints, and its better direction.
 
     The metric is `checkpoint.metric`, else the task's main metric; a name without a prefix means
     the first evaluation set: `accuracy` is `eval/accuracy`. The direction is `checkpoint.mode`,

@@ -279,9 +279,10 @@ def relative_names(command: str) -> str:
 
 
 def _data_name(config: Mapping[str, object]) -> str:
-    """Name the data: its hub name, the last part of a local path, else its choice of `data`.
+    """Name the data of a run for its model card.
 
-    Of several files the first one is named, and how many more there are.
+    By its hub name, the last part of a local path, else its choice of `data`. Of several files the
+    first one is named, and how many more there are.
 
     Example:
         >>> _data_name({"data": {"name": "files", "train": "/home/me/train.csv"}})

@@ -128,9 +128,10 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
 
 
 def task_card(config: Mapping[str, object]) -> TaskCard | None:
-    """Return the task's part of the model card: its title, how to load and to call the model.
+    """Return the task's part of the model card.
 
-    None if the configuration names no task, or one that is not registered here.
+    It says how to load and to call the model. None if the configuration names no task, or one that
+    is not registered here.
 
     Args:
         config: The resolved configuration of the run.

@@ -444,10 +444,11 @@ class ChatAnswers(TextGeneration):
     columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")
 
     def prompts(self) -> list[list[int]]:
-        """Encode each row as a prompt: a chat up to where the assistant's answer begins, or a text.
+        """Encode each row, a chat or a text, as a prompt.
 
-        Chats are rendered by the tokenizer's template, with its mark for the assistant's turn; a
-        text is encoded without final special tokens.
+        A chat is encoded up to where the assistant's answer begins. Chats are rendered by the
+        tokenizer's template, with its mark for the assistant's turn; a text is encoded without
+        final special tokens.
 
         Raises:
             ConfigError: A row is no chat, or the template refuses it.

@@ -291,7 +291,9 @@ def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
         points = [
             [*forks.pin_trunks(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")
         ]
-        compose = Composer(hydra, "config", complete=forks.complete, require=forks.require_place)
+        compose = Composer(
+            hydra, "config", complete=forks.complete, require=forks.refuse_other_position
+        )
         return {job.name: dict(job.values) for job in build_jobs(compose, points)}
 
     hydra = store.open_hydra()

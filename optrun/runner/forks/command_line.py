@@ -95,8 +95,8 @@ class Forks:
         trunks = [quote_path(Path(str(locate_trunk(str(value))))) for value in values]
         return f"{KEY}={','.join(trunks)}"
 
-    def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
-        """Check the keys, choices and types of overrides, typed for a branch or for another run.
+    def check(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
+        """Check the keys, choices and types of typed overrides.
 
         Those of a branch are checked as changes of its parent checkpoint's configuration: with a
         parent of `optimizer=lamb`, keys of `lamb` are valid. With several parent checkpoints the
@@ -142,7 +142,7 @@ class Forks:
             return list(tokens)
         return self._trunk(value).add_below(tokens)
 
-    def require_place(self, values: PlainMapping) -> None:
+    def refuse_other_position(self, values: PlainMapping) -> None:
         """Refuse a branch with another model or data position than its parent checkpoint.
 
         Only the configurations are compared; files are compared when they are read. Values without
@@ -259,7 +259,7 @@ def add_trunk_config(hydra: Hydra, command_line: CommandLine) -> CommandLine:
             f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
         )
     forks = Forks(hydra, command_line)
-    tokens = forks.complete(forks.checked(command_line.overrides, sweep=False))
+    tokens = forks.complete(forks.check(command_line.overrides, sweep=False))
     config = store.compose(hydra, command_line.config_name, tokens)
-    forks.require_place(saved.plain(store.without_hydra(config)))
+    forks.refuse_other_position(saved.plain(store.without_hydra(config)))
     return replace(command_line, overrides=tokens)

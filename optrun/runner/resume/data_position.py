@@ -247,7 +247,7 @@ def plan_of_steps(plan: Plan) -> PlainDict:
 
 
 def describe_other_evaluation(before: str, now: str) -> str | None:
-    """Return a warning if the evaluation rows changed at a resume; None if they are the same.
+    """Return a warning if the evaluation rows changed at a resume; else None.
 
     Args:
         before: The digests in the checkpoint: those of training and evaluation examples, joined by
