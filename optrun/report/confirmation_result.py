@@ -24,9 +24,9 @@ from optrun.report.confirmation_plan import (
 )
 from optrun.report.findings import Findings, Question, forks_of, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
-from optrun.report.statistics import TtestResult, Verdict
 from optrun.report.sweep_folder import is_search, read_list
 from optrun.report.verdict import (
+    could_more_seeds_decide,
     find_contenders_at_edge,
     is_selected_by_metric,
     learns_nothing,
@@ -240,9 +240,6 @@ def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
     return sweep if sweep.is_dir() else None
 
 
-_OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
-
-
 @dataclass(frozen=True)
 class NextCommand:
     """A command that would tell more, and its cost."""
@@ -301,24 +298,12 @@ def continue_sweep(sweeps: Sequence[Path], runs: Sequence[Run], left: int) -> Ne
     words = read_list(sweeps[0], "command", plain)
     if len(sweeps) > 1 or not words:
         return None
-    line = shell.join(["optrun", *words, f"hydra.sweep.dir={quoted(str(sweeps[0]))}"])
+    if not {"-m", "--multirun"}.intersection(words):  # optrun.sweep(...) of Python has none
+        words.insert(0, "-m")
+    line = shell.join(
+        ["optrun", *plugins_of(runs), *words, f"hydra.sweep.dir={quoted(str(sweeps[0]))}"]
+    )
     return NextCommand(line, write_cost(left, runs))
-
-
-def could_more_seeds_decide(ttest: TtestResult) -> bool:
-    """Tell whether more seeds could decide on a contender.
-
-    They could if no test decided on the contender yet, and the interval of its difference is not
-    within +-`matters`, so that the difference may matter.
-    """
-    for name, result in ttest.comparisons.items():
-        if name == ttest.reference or result.verdict not in _OPEN:
-            continue
-        # False without an interval, whose ends are NaN.
-        is_small = max(abs(result.low), abs(result.high)) <= ttest.matters
-        if not is_small:
-            return True
-    return False
 
 
 def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:

@@ -140,6 +140,8 @@ def write_verdict(
         possible = ttest.possible
         ruled_out = [name for name in ttest.ranking if name not in possible]
         content |= _content_of_line(comparison, ttest)
+        is_small = ttest.has_intervals and not could_more_seeds_decide(ttest)
+        content["any_will_do"] = kind == "undecided" and is_small
     return SweepVerdict(
         kind=kind,
         metric=comparison.findings.metric,
@@ -170,6 +172,23 @@ DECIDED = (
     Verdict.differs_little,
 )
 """Verdicts that say more than that nothing is known."""
+
+
+_OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
+
+
+def could_more_seeds_decide(ttest: TtestResult) -> bool:
+    """Tell whether more seeds could decide on a contender.
+
+    They could if no test decided on the contender yet, and the interval of its difference is not
+    within +-`matters`, so that the difference may matter.
+    """
+    # False without an interval, whose ends are NaN.
+    return any(
+        result.verdict in _OPEN and not max(abs(result.low), abs(result.high)) <= ttest.matters
+        for name, result in ttest.comparisons.items()
+        if name != ttest.reference
+    )
 
 
 def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]:

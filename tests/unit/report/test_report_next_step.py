@@ -191,6 +191,24 @@ def test_another_confirmation_asks_what_the_first_did(
     assert made.metric == asked.get("metric", "eval/loss")
 
 
+def test_a_confirmation_that_more_seeds_would_not_change_says_what_to_take(
+    sweep: Path, make_run: MakeRun
+) -> None:
+    folder = sweep / "confirm"
+    plan, _ = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=list(range(3, 15))))
+    plan.write(folder)
+    for seed in range(3, 15):
+        for optimizer, lr, gain in (("adamw", 1e-3, 0.0), ("lamb", 4e-3, 0.001 * (-1) ** seed)):
+            path = folder / f"{optimizer}{seed}"
+            final = 2.6 + 0.05 * (seed % 3) - gain
+            make_run(path, optimizer=optimizer, lr=lr, seed=seed, max_steps=25, final=final)
+    made = report([sweep])
+    assert made.verdict.text.startswith("Undecided on fresh seeds 3-14: ")
+    advice = "They differ by less than another seed changes, so either will do: take the cheaper"
+    assert advice in made.verdict.text
+    assert made.verdict.next == "", "one advice, not two"
+
+
 def test_a_confirmation_that_tells_leaves_nothing(sweep: Path, make_run: MakeRun) -> None:
     _confirm(sweep, make_run, seeds=range(3, 8), gain=0.5)
     made = report([sweep])
@@ -256,3 +274,11 @@ def test_a_sweep_with_unended_jobs_is_finished_before_it_is_judged(
     assert shlex.split(made.verdict.next) == ["optrun", *words, f"hydra.sweep.dir={sweep}"]
     assert made.verdict.cost.startswith("1 run")
     assert not (sweep / "report-looks.json").exists()
+    # optrun.sweep(...) of Python records no -m, and options of plugins are never recorded.
+    (sweep / "sweep.json").write_text(json.dumps({**record, "command": words[1:]}))
+    plugin = [{"plugin": "mine.py", "path": "/x/mine.py", "sha256": "0"}]
+    for path in paths:
+        values = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**values, "plugins": plugin}))
+    line = shlex.split(report([sweep]).verdict.next)
+    assert line[:-1] == ["optrun", "--plugin", "mine.py", *words]
