@@ -199,8 +199,8 @@ def _mask_prompts(
 
     Example: the row [1, 2, 7, 8] with the prompt [1, 2, 3] gets the targets [0, 0, 1, 1].
     """
-    for mask, row, prompt in zip(targets, rows, prompts, strict=True):
-        mask[: common_prefix_length(prompt, row)] = 0
+    for row_targets, row, prompt in zip(targets, rows, prompts, strict=True):
+        row_targets[: common_prefix_length(prompt, row)] = 0
 
 
 def unwritable_row_error(

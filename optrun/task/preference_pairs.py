@@ -159,7 +159,8 @@ def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> P
         has_reference: Whether the scores are log-ratios to the reference model; else they are mean
             log-probabilities of tokens.
     """
-    # 1. The score of each row: all chosen answers, then all rejected ones, as (pairs, 2) becomes.
+    # 1. The score of each row: all chosen answers, then all rejected ones. The reference, of shape
+    # (pairs, 2), is brought into that order.
     answer_tokens = (batch["labels"] != IGNORED).sum(1)
     if has_reference:
         scores = outputs.logps - batch[REFERENCE].T.flatten()

@@ -151,6 +151,7 @@ class SequenceClassification(Task):
         key = rows_key(tokenizer, "sequence", self.max_length)
 
         def encode_row(row: Row) -> Example:
+            """Tokenize the text, or both texts, of a row."""
             cells = tuple(cell_text(row, name) for name in columns)
             text_or_pair = cells[0] if len(columns) == 1 else cells
             return example_of_one_row(encoder([text_or_pair], True))

@@ -302,7 +302,9 @@ def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
         yield list(row_words)
 
 
-def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
+def _expect_labels_for_words(
+    split: Split, words: str, labels: str, labels_per_row: np.ndarray
+) -> None:
     """Refuse the first row with unequal numbers of words and labels.
 
     The result is cached if all rows are right, so that they are read for it once.
@@ -311,19 +313,19 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
         split: The rows.
         words: The column of words.
         labels: The column of labels.
-        sizes: Number of labels of each row.
+        labels_per_row: Number of labels of each row, shape (rows,).
 
     Raises:
         ConfigError: With the row and both numbers.
     """
 
     def check() -> bool:
-        pairs = zip(_word_lists(split, words), sizes.tolist(), strict=True)
-        for row, (row_words, size) in enumerate(pairs):
-            if len(row_words) != size:
+        pairs = zip(_word_lists(split, words), labels_per_row.tolist(), strict=True)
+        for row, (row_words, label_count) in enumerate(pairs):
+            if len(row_words) != label_count:
                 raise ConfigError(
-                    f"{split.where(row)} has {len(row_words)} words and {size} labels. Write one"
-                    " label for each word."
+                    f"{split.where(row)} has {len(row_words)} words and {label_count} labels. Write"
+                    " one label for each word."
                 )
         return True
 

@@ -36,7 +36,7 @@ class Divergence:
     """Shows the user one line."""
 
     def apply_policy(
-        self, result: StepResult, micro_batches: list[Batch], before: RandomStates | None
+        self, result: StepResult, micro_batches: list[Batch], states_before: RandomStates | None
     ) -> NonfiniteStep | None:
         """Skip a non-finite step, ask for a rollback, or end the run; all ranks call this.
 
@@ -47,8 +47,8 @@ class Divergence:
         Args:
             result: Loss and gradient norm of the step.
             micro_batches: Micro-batches of this rank.
-            before: Random states from before the step, for the checkpoint that is saved if the run
-                ends; None: the step does not depend on them.
+            states_before: Random states from before the step, for the checkpoint that is saved if
+                the run ends; None: the step does not depend on them.
 
         Returns:
             None: the step counts. A description of the step: the caller must call `roll_back`.
@@ -104,7 +104,7 @@ class Divergence:
         saved = ""
         if self.checkpoints.enabled and not nonfinite_step.bad_weights:
             train_step.optimizer.zero_grad(set_to_none=True)
-            self.checkpoints.save_now(random=before)
+            self.checkpoints.save_now(random=states_before)
             saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
         raise NonFiniteError(
             f"step {state.global_step + 1}: {nonfinite_step.message} Nothing was updated."

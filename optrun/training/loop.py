@@ -499,7 +499,7 @@ class Loop:
         self._before_fork()
         try:
             return self.evaluator(trained=trained)
-        except Stopped as stopped:
+        except Stopped as stopped:  # by a signal to another rank, or to this process
             self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:

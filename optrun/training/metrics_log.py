@@ -100,7 +100,7 @@ class MetricsLogger(Callback):
             writer.sync()
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Remove all lines after the step of the rollback."""
+        """Remove all lines after the step of the rollback, from the file and of those that wait."""
         step = training.global_step
         with self._lock:
             self._close()

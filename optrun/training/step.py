@@ -487,6 +487,9 @@ class TrainStep(Precision):
             micro_batches: Micro-batches of this rank.
             requests: Requests to this rank.
             count: Micro-batches of the step over all ranks.
+
+        Returns:
+            The facts of all micro-batches, the numbers of those of this rank, and all requests.
         """
         facts = [
             MicroBatchFacts(self.weight(batch), *self.sizes(batch), digest_of_batch(batch))
