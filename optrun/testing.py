@@ -101,11 +101,13 @@ def check_transfer(
 
     def sized_model(width_factor: float, seed: int) -> SizedModel:
         """Build a network so many times as wide as the base, and the functions to measure it."""
+        # 1. Weights as muP draws them for this width.
         torch.manual_seed(seed)
         base = _network(_BASE_WIDTH)
         model = _network(int(_BASE_WIDTH * width_factor))
         sizes = growth_of(model, base)
         scale_initial_weights(model, base, sizes)
+        # 2. Groups whose lr is scaled by the rule of the optimizer.
         groups = transfer_groups(build_param_groups(model, lr=lr), sizes, config, mup, lr=lr)
         optimizer = build_optimizer(config, groups, lr=lr)
 

@@ -93,56 +93,60 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
     from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
 
+    # 1. Refuse what a comparison cannot have.
     overrides = list(command_line.overrides)
     for token in overrides:
         if key_of(token) in ("resume", "branch_from") or is_hydra(token):
             raise ConfigError(f"{token}: certify starts and resumes no run here; leave it out.")
+    # 2. Choose the optimizer, if none is named.
     notes: list[str] = []
     # The first optimizer with the dialect, or `dialect` itself if that is an optimizer with
     # dialects; None for any other name, such as an optimizer of a plugin.
-    family = family_of(dialect)
+    first_optimizer = family_of(dialect)
     names_optimizer = is_typed("optimizer", overrides) or command_line.names_config
     default_has_dialect = dialect in DIALECTS[DEFAULT_CHOICE]
-    if family is not None and not names_optimizer and not default_has_dialect:
-        overrides = [f"optimizer={family}", *overrides]
-        notes.append(f"optimizer={family}: the first optimizer with the dialect {dialect}")
+    if first_optimizer is not None and not names_optimizer and not default_has_dialect:
+        overrides = [f"optimizer={first_optimizer}", *overrides]
+        notes.append(f"optimizer={first_optimizer}: the first optimizer with the dialect {dialect}")
     request = compose_changed(command_line, overrides)
     if request.config.parametrization.name != "standard":
         raise ConfigError(
             f"parametrization={request.config.parametrization.name}: a dialect is compared at one"
             " size; leave it out. optrun certify transfer checks a parametrization."
         )
-    # `optimizer.dialect` is a key of the chosen optimizer only if that has the dialect.
+    # 3. Add the preset. `optimizer.dialect` is a key of the chosen optimizer only if that has
+    # dialects, so the first composition is without it.
     choice = choice_of(request.config.optimizer)
-    if family is not None and family != dialect:
-        _refuse_dialect_of_another(choice, dialect, family)
+    if first_optimizer is not None and first_optimizer != dialect:
+        _refuse_dialect_of_another(choice, dialect, first_optimizer)
     if dialect in DIALECTS.get(choice, {}) and not is_typed("optimizer.dialect", overrides):
         overrides = [*overrides, f"optimizer.dialect={dialect}"]
     return compose_changed(command_line, overrides), notes
 
 
-def _refuse_dialect_of_another(choice: str, dialect: str, family: str) -> None:
+def _refuse_dialect_of_another(choice: str, dialect: str, first_optimizer: str) -> None:
     """Refuse a dialect unless the chosen optimizer has it, or is not one of optrun's own.
 
     Args:
         choice: The choice in `optimizer=`.
         dialect: The name of the dialect.
-        family: The first optimizer with this dialect.
+        first_optimizer: The first optimizer with this dialect.
 
     Raises:
-        ConfigError: The message names `family`.
+        ConfigError: The message names `first_optimizer`.
     """
     from optrun.optimizer.classes import is_builtin
 
     presets = DIALECTS.get(choice)
     if presets is None and is_builtin(choice):
         raise ConfigError(
-            f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
+            f"dialect={dialect}: optimizer={choice} has no dialects."
+            f" optimizer={first_optimizer} has it."
         )
     if presets is not None and dialect not in presets:
         raise ConfigError(
-            f"dialect={dialect}: {choice} has no such dialect. optimizer={family} has it. {choice}"
-            f" has {', '.join(presets)}."
+            f"dialect={dialect}: {choice} has no such dialect. optimizer={first_optimizer} has it."
+            f" {choice} has {', '.join(presets)}."
         )
 
 
