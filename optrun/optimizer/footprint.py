@@ -119,7 +119,13 @@ def _copy_over(
 def _sum_nbytes(
     state: State, param: Tensor, nbytes: Callable[[Tensor, Tensor], int | None]
 ) -> int | None:
-    """Sum `nbytes(tensor, param)` over the tensors in a nested state; None if one is None."""
+    """Sum `nbytes(tensor, param)` over the tensors in a nested state; None if one is None.
+
+    Args:
+        state: State of a parameter's replacement; empty: 0 bytes.
+        param: The parameter.
+        nbytes: Counts the bytes of one tensor of its state; None: unknown.
+    """
     total = 0
     for leaf in tree_leaves(state):
         if not isinstance(leaf, Tensor):

@@ -44,7 +44,8 @@ class Parametrized:
 def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Parametrized:
     """Compare the model of a run with its base, and set the keys for muP.
 
-    Under `standard` the configuration is returned as it is, and nothing is built.
+    Under `standard` the configuration is returned as it is, and nothing is built. The base is the
+    same configuration with the smaller sizes in `parametrization.base`.
 
     Args:
         config: Configuration of the run.

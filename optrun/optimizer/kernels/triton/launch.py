@@ -171,7 +171,8 @@ class Table:
     def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
         """Return free pinned memory, and the event to record after the next copy from it.
 
-        Allocates memory for the longest message if none is free.
+        It is free if the last copy from it is through. Else memory is allocated, for the longest
+        message: a row of scalars for each tensor.
         """
         for pinned, copied in self._pinned:
             if copied.query():
@@ -213,8 +214,7 @@ def _list_chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
         >>> _list_chunks((5, 2), 4).tolist()
         [[0, 0], [0, 4], [1, 0]]
     """
-    counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")  # rounded up
-    tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
-    first_chunks = counts.cumsum(0) - counts
-    number_in_tensor = torch.arange(len(tensors), device="cpu") - first_chunks[tensors]
-    return torch.stack([tensors, chunk * number_in_tensor], dim=1)
+    chunks: list[tuple[int, int]] = []
+    for index, size in enumerate(sizes):
+        chunks += [(index, begin) for begin in range(0, size, chunk)]
+    return torch.tensor(chunks, dtype=torch.int64, device="cpu").view(len(chunks), 2)
