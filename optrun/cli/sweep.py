@@ -246,7 +246,7 @@ def _run(
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                driver.run_jobs(lambda: list(map(PlannedJob, plan.jobs)))
+                driver.run_unfinished_jobs(lambda: list(map(PlannedJob, plan.jobs)))
         finally:
             view.stop()
             driver.close()
@@ -472,7 +472,7 @@ def _tell_end(driver: Driver, end: str) -> None:
         done, all_steps = job_table.steps()
         note(f"{done:,} of {all_steps:,} steps done; pruning saved {all_steps - done:,}")
     for row in driver.failed_before:  # those of this start were told when they ended
-        log = driver.sweep.run(row.job.name).log
+        log = driver.sweep.run_dir(row.job.name).log
         note(f"failed before: {row.job.label}: {short(row.state.message)}  ({log})")
     if end:
         note(end)

@@ -155,7 +155,7 @@ class ContenderStudy:
     # The study in the storage
     # --------------------------------------------------------------------------------------------
 
-    def shared(self) -> PlainDict:
+    def shared_values(self) -> PlainDict:
         """Map dotted keys to the values shared by all trials; add the metric and its mode.
 
         A value counts as shared if it is equal at both ends of all ranges. So values computed from
@@ -212,7 +212,7 @@ class ContenderStudy:
         self._sweep = sweep
         self._storage = storage
         self._study = study_of.open_study(storage, self.mode(), self.name, self._pruner)
-        study_of.refuse_other_search(self._study, where, self.space, self.shared())
+        study_of.refuse_other_search(self._study, where, self.space, self.shared_values())
 
     # Trials
     # ----------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class ContenderStudy:
             planned_jobs = _unfinished_jobs(trial, driver, rung)
             if planned_jobs:
                 return planned_jobs
-            other_values = self._values_at(rung)
+            other_values = self._list_reported_values(rung)
             value = mean_if_complete(
                 job_value_at_rung(driver, job, rung, other_values) for job in trial.jobs
             )
@@ -288,7 +288,7 @@ class ContenderStudy:
         # 3. All rungs are passed.
         return _unfinished_jobs(trial, driver, None)
 
-    def _values_at(self, rung: int) -> list[float]:
+    def _list_reported_values(self, rung: int) -> list[float]:
         """List the values reported by trials at a rung."""
         trials = self._study.get_trials(deepcopy=False)
         return [

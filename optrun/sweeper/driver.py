@@ -167,7 +167,7 @@ class Driver:
             waits_for_retry = row.retry == row.record.attempts
             if row.state.ended and not row.running and not waits_for_retry:
                 row.is_reported = True
-                self.view.ended(row, self.job_table, str(self.sweep.run(name).log))
+                self.view.ended(row, self.job_table, str(self.sweep.run_dir(name).log))
                 self.write_result()
         self.view.update(self.job_table)
 
@@ -192,7 +192,7 @@ class Driver:
     # Launches
     # ----------------------------------------------------------------------------------------------
 
-    def run_jobs(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
+    def run_unfinished_jobs(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
         """Run jobs until all have reached their planned steps, or a stop is requested.
 
         After a stop request, wait until running jobs have saved and ended, and start no more.
@@ -244,7 +244,7 @@ class Driver:
     def _ask_to_stop(self) -> None:
         """Ask running jobs to save and end, by a stop file; by one SIGTERM if it cannot be made."""
         try:
-            self.sweep.stop(self.token).touch()
+            self.sweep.stop_file(self.token).touch()
         except OSError:
             if self._signalled:
                 return
@@ -310,11 +310,11 @@ class Driver:
     def _start_launch(self, planned_jobs: Sequence[PlannedJob]) -> bool:
         """Start one launch if a job is waiting and its devices are free; tell whether it did."""
         at_work = self._at_work
-        for batch in self._batches(planned_jobs, at_work):
+        for batch in self._choose_batches(planned_jobs, at_work):
             count = max(self.workers.devices_of(job.values) for job, _ in batch)
-            process = self.workers.take(count, busy=self._devices_of_others(at_work))
+            process = self.workers.take_or_start(count, busy=self._devices_of_others(at_work))
             if process is not None:
-                self._send(process, batch)
+                self._send_jobs(process, batch)
                 return True
         return False
 
@@ -329,7 +329,7 @@ class Driver:
                 devices.update(row.record.devices)
         return devices
 
-    def _batches(
+    def _choose_batches(
         self, planned_jobs: Sequence[PlannedJob], at_work: set[str]
     ) -> Iterator[Sequence[PlannedJob]]:
         """Yield the batches of jobs to launch now; each batch is one launch.
@@ -352,7 +352,7 @@ class Driver:
             and not self.sweep.is_running(planned_job.job.name)
         )
         # 1. One job for each worker.
-        if self.workers.one_job_each:
+        if self.workers.has_devices:
             yield from ([planned_job] for planned_job in waiting)
             return
         # 2. One launch at a time.
@@ -381,14 +381,16 @@ class Driver:
             self.sweep.is_running(row.job.name),
         )
 
-    def _send(self, process: launching.LaunchProcess, planned_jobs: Sequence[PlannedJob]) -> None:
+    def _send_jobs(
+        self, process: launching.LaunchProcess, planned_jobs: Sequence[PlannedJob]
+    ) -> None:
         """Write the jobs of a launch to a JSON file, and send its path to a process.
 
         The launch is open from then on.
         """
         self._launches += 1
         batch = [self.job_table.row(planned_job.job) for planned_job in planned_jobs]
-        spec = self.sweep.spec(f"{self.token}-{self._launches}")
+        spec = self.sweep.spec_file(f"{self.token}-{self._launches}")
         launch = Launch(
             folder=str(self.sweep.path.resolve()),
             token=self.token,
@@ -422,7 +424,7 @@ class Driver:
         if code == EXIT_STORAGE and not self.stop.requested:
             self.stop.refused = reported_error or "the disk refused."
         # 2. Its jobs.
-        self._handle_unfinished(launch.batch, reason)
+        self._handle_jobs_without_result(launch.batch, reason)
         has_begun = launch.progress_before != list(map(self._read_progress, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
         # 3. Its process.
@@ -448,7 +450,7 @@ class Driver:
                 f" {self.sweep.log}."
             )
 
-    def _handle_unfinished(self, batch: Sequence[JobRow], reason: str) -> None:
+    def _handle_jobs_without_result(self, batch: Sequence[JobRow], reason: str) -> None:
         """Mark the jobs of an ended launch that have no result: their worker or their time is gone.
 
         A job whose worker died while it ran is tried once more, see `_retry_alone`. A job that used
@@ -463,7 +465,7 @@ class Driver:
             return
         for row in batch:
             try:
-                with self.sweep.working_on(row.job.name) as record:
+                with self.sweep.locked_record(row.job.name) as record:
                     row.state = self.sweep.state(row.job.name)
                     # A worker that lives to the end of a job takes its token out of the record.
                     if record.open == self.token:
@@ -501,7 +503,7 @@ class Driver:
             )
             write_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
-        # 2. It died for the first time, perhaps with another job: `_batches` runs it alone.
+        # 2. It died for the first time, perhaps with another job: `_choose_batches` runs it alone.
         row.worker_died = True
         self.view.note(
             f"the worker of {job.label} died after step {step}; the job runs once more, alone"
@@ -520,7 +522,7 @@ class Driver:
             if row.state.ended or row.is_pruned:
                 continue
             try:
-                with self.sweep.working_on(row.job.name) as record:
+                with self.sweep.locked_record(row.job.name) as record:
                     record.stopped_at = rung
                     self.sweep.write_record(row.job.name, record)
             except LockedError:
@@ -538,7 +540,7 @@ class Driver:
         self._ask_to_stop()
         self.workers.close(self.stop.patience)
         if not self.stop.requested:
-            self.sweep.stop(self.token).unlink(missing_ok=True)
+            self.sweep.stop_file(self.token).unlink(missing_ok=True)
 
     # How it ended
     # ----------------------------------------------------------------------------------------------
@@ -572,7 +574,7 @@ class Driver:
                 "best": row.state.best,
                 "message": row.state.message,
                 "devices": row.record.devices,
-                "log": f"{row.job.name}/{self.sweep.run(row.job.name).log.name}",
+                "log": f"{row.job.name}/{self.sweep.run_dir(row.job.name).log.name}",
             }
             for row in self.job_table.rows.values()
         ]

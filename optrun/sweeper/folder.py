@@ -134,25 +134,25 @@ class SweepDir:
             return False
         return isinstance(result, dict) and {"format", "tuned", "jobs"} <= result.keys()
 
-    def run(self, name: str) -> RunDir:
+    def run_dir(self, name: str) -> RunDir:
         """Return the run directory of a job."""
         return RunDir(self.path / name)
 
-    def lock(self, name: str) -> Path:
+    def lock_file(self, name: str) -> Path:
         """Return the lock file of a job.
 
         The process that runs the job holds it.
         """
         return self.hidden / "jobs" / f"{name}.lock"
 
-    def stop(self, token: str) -> Path:
+    def stop_file(self, token: str) -> Path:
         """Return the stop file of a sweep process.
 
         The file exists once the sweep process wants its workers to save and end.
         """
         return self.hidden / f"stop-{token}"
 
-    def spec(self, token: str) -> Path:
+    def spec_file(self, token: str) -> Path:
         """Return the JSON file with the jobs of a launch."""
         return self.hidden / f"launch-{token}.json"
 
@@ -172,18 +172,18 @@ class SweepDir:
         replace_text(self.hidden / "jobs" / f"{name}.json", json.dumps(to_json(asdict(record))))
 
     @contextlib.contextmanager
-    def working_on(self, name: str) -> Iterator[Record]:
+    def locked_record(self, name: str) -> Iterator[Record]:
         """Lock a job, and yield its record read under the lock.
 
         Raises:
             LockedError: Another process holds the lock.
         """
-        with RunLock(self.lock(name)):
+        with RunLock(self.lock_file(name)):
             yield self.read_record(name)
 
     def is_running(self, name: str) -> bool:
         """Tell whether any process runs a job, even outside of a sweep."""
-        return is_held(self.lock(name)) or is_held(self.run(name).lock)
+        return is_held(self.lock_file(name)) or is_held(self.run_dir(name).lock)
 
     def state(self, name: str) -> JobState:
         """Read the state of a job from its summary.
@@ -193,7 +193,7 @@ class SweepDir:
         failure.
         """
         try:
-            summary = read_summary(self.run(name).summary)
+            summary = read_summary(self.run_dir(name).summary)
         except FileNotFoundError:
             return JobState("new")
         except (OSError, ValueError):
@@ -220,7 +220,7 @@ class SweepDir:
     def metrics(self, name: str) -> MetricsLog:
         """Read the metrics of a job; empty without a file."""
         try:
-            return read_metrics(self.run(name).metrics)
+            return read_metrics(self.run_dir(name).metrics)
         except OSError:
             return MetricsLog()
 
@@ -229,7 +229,7 @@ class SweepDir:
 
         Empty if it is missing, or torn by a killed process.
         """
-        return try_read_summary(self.run(name).summary)
+        return try_read_summary(self.run_dir(name).summary)
 
     def steps_done(self, name: str) -> int:
         """Return the last optimizer step in a job's metrics."""

@@ -141,7 +141,7 @@ def main(spec: Path, train_run: TrainRun) -> int:
     values = read_json(spec)
     launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
     sweep = SweepDir(Path(launch.folder))
-    launch_ended = _stop_workers_with_sweep(sweep.stop(launch.token))
+    launch_ended = _watch_sweep_process(sweep.stop_file(launch.token))
     error_text = ""
     try:
         error_text = _launch(launch, sweep, train_run)
@@ -217,7 +217,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     return disk_error
 
 
-def _stop_workers_with_sweep(stop_file: Path) -> threading.Event:
+def _watch_sweep_process(stop_file: Path) -> threading.Event:
     """Start a thread that makes the stop file if the sweep process dies.
 
     The workers then save and end. The sweep process is the parent of this one.

@@ -70,11 +70,11 @@ class _Sobol(optuna.samplers.QMCSampler):
         return self._space
 
 
-def trial_seed(seed: int, number: int, study: str = "") -> int:
+def trial_seed(seed: int, number: int, study: str) -> int:
     """Hash the seed of a study and the number of a trial to a seed in [0, 2^32).
 
     Example:
-        >>> trial_seed(0, 1) == trial_seed(1, 0), 0 <= trial_seed(-1, 0) < 2**32
+        >>> trial_seed(0, 1, "") == trial_seed(1, 0, ""), 0 <= trial_seed(-1, 0, "lamb") < 2**32
         (False, True)
     """
     text = f"{seed}/{number}"

@@ -101,7 +101,7 @@ class Search:
                 study.jobs_of_trial for study in self.studies
             )
             self._rerun_lost_jobs(driver, self._load_ended_trials(driver))
-            driver.run_jobs(lambda: self._next_jobs(driver))
+            driver.run_unfinished_jobs(lambda: self._plan_next_jobs(driver))
 
     # The studies
     # ----------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Search:
         planned_jobs: list[PlannedJob] = []
         for trial in unpruned:
             planned_jobs += map(PlannedJob, trial.jobs)
-        driver.run_jobs(lambda: planned_jobs)
+        driver.run_unfinished_jobs(lambda: planned_jobs)
         with _proposal_lock(driver.sweep):
             for trial in unpruned:
                 trial.study.tell_late(trial, driver.job_table)
@@ -177,7 +177,7 @@ class Search:
     # The trials
     # ----------------------------------------------------------------------------------------------
 
-    def _next_jobs(self, driver: Driver) -> list[PlannedJob]:
+    def _plan_next_jobs(self, driver: Driver) -> list[PlannedJob]:
         """Return the jobs to run next, of at most `n_jobs` trials; propose new trials for this.
 
         Ended trials are reported to their studies. If a job has run out of `training.max_seconds`,
@@ -190,14 +190,16 @@ class Search:
             trials = {study.name: study.trials() for study in self.studies}
             all_trials = itertools.chain.from_iterable(trials.values())
             running = [trial for trial in all_trials if trial.frozen.state == TrialState.RUNNING]
-            open_trials, planned_jobs = self._plan_or_tell(running[: self.options.n_jobs], driver)
+            open_trials, planned_jobs = self._plan_jobs_or_end_trials(
+                running[: self.options.n_jobs], driver
+            )
             if any(row.out_of_time for row in driver.job_table.rows.values()):
                 return planned_jobs
             # 2. Propose new ones. Again and again, because a new trial may have the values, and so
             # the jobs, of an earlier one: it ends at once.
             counts = {name: len(study_trials) for name, study_trials in trials.items()}
             while proposed := self._propose(len(open_trials), counts):
-                new_open_trials, new_jobs = self._plan_or_tell(proposed, driver)
+                new_open_trials, new_jobs = self._plan_jobs_or_end_trials(proposed, driver)
                 open_trials += new_open_trials
                 planned_jobs += new_jobs
             if not open_trials:
@@ -222,7 +224,7 @@ class Search:
             counts[study.name] += 1
         return proposed
 
-    def _plan_or_tell(
+    def _plan_jobs_or_end_trials(
         self, trials: Sequence[Trial], driver: Driver
     ) -> tuple[list[Trial], list[PlannedJob]]:
         """Plan the next jobs of trials, and report trials without further jobs to their studies.

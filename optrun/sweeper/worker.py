@@ -88,10 +88,10 @@ class SweepTask:
         overrides = list(map(str, task_overrides or ()))
         sweep = SweepDir(Path(self.launch.folder))
         parent = os.getppid()
-        if self.refused or sweep.stop(self.launch.token).exists():
+        if self.refused or sweep.stop_file(self.launch.token).exists():
             return "left"
         try:
-            with sweep.working_on(run.path.name) as record:
+            with sweep.locked_record(run.path.name) as record:
                 job_cfg = store.without_hydra(cfg)
                 unset_derived_size(job_cfg, overrides)
                 return self._take(sweep, run, record, job_cfg, overrides)
@@ -151,7 +151,7 @@ class SweepTask:
         # 3. Train.
         values = saved.plain(job_cfg)
         try:
-            with _stopped_with_sweep(sweep.stop(self.launch.token)):
+            with _sigterm_at_stop_file(sweep.stop_file(self.launch.token)):
                 self._train(run, job_cfg, values, overrides, stop_at)
             done = "finished"
         except LockedError:
@@ -279,7 +279,7 @@ def write_failure(
         command: The command line of the sweep.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    run = sweep.run(name)
+    run = sweep.run_dir(name)
     run.path.mkdir(parents=True, exist_ok=True)
     summary: dict[str, object] = {
         "format": SUMMARY_FORMAT,
@@ -323,7 +323,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _stopped_with_sweep(stop: Path) -> Iterator[None]:
+def _sigterm_at_stop_file(stop: Path) -> Iterator[None]:
     """Send this process SIGTERM if the stop file appears, or its parent process is gone.
 
     Also if SIGUSR2 arrives (main thread only): submitit lets SLURM send it before the time limit

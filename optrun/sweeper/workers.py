@@ -24,7 +24,7 @@ class Workers:
     """
 
     def __init__(self, devices: Sequence[str], log: Path) -> None:
-        self.one_job_each = bool(devices)
+        self.has_devices = bool(devices)
         """Whether each launch has one job."""
         self._log = log
         self._n_devices = len(devices)
@@ -45,11 +45,11 @@ class Workers:
 
         `training.nproc_per_node=auto` means all devices of the sweep. 0 without devices.
         """
-        if self.one_job_each:
+        if self.has_devices:
             return job_devices(values, self._n_devices)
         return 0
 
-    def take(self, count: int, *, busy: Collection[str]) -> launching.LaunchProcess | None:
+    def take_or_start(self, count: int, *, busy: Collection[str]) -> launching.LaunchProcess | None:
         """Take an idle process with this number of devices, or start one on free devices.
 
         Args:
@@ -67,7 +67,7 @@ class Workers:
                 f"too few devices are left to continue: {', '.join(self._failed)} failed. See"
                 f" {self._log}."
             )
-        if self._at_work and not self.one_job_each:
+        if self._at_work and not self.has_devices:
             return None
         # 1. An idle process with this number of devices.
         for process in self._idle:
@@ -92,7 +92,7 @@ class Workers:
         The process of a sweep without devices is always kept.
 
         Args:
-            process: A process from `take`.
+            process: A process from `take_or_start`.
             retire: Whether the process may not be used again; a new one may use its devices.
             broken: Whether no job could start on its devices; the sweep uses them no more.
         """
@@ -100,7 +100,7 @@ class Workers:
         if broken:
             self._failed += process.devices
             self._usable = [device for device in self._usable if device not in process.devices]
-        if self.one_job_each and (retire or broken):
+        if self.has_devices and (retire or broken):
             process.finish()
             self._ending.append(process)
         else:
@@ -112,7 +112,7 @@ class Workers:
         Devices are free once their process has ended, which a later call notices. The process of a
         sweep without devices is kept.
         """
-        if self.one_job_each:
+        if self.has_devices:
             for process in self._idle:
                 process.finish()
             self._ending += self._idle

@@ -83,9 +83,9 @@ class StandIn:
             self.job_table.row(job).state = self.sweep.state(job.name)
 
     def advance(self, jobs: Sequence[Job]) -> None:
-        self.run_jobs(lambda: [PlannedJob(job) for job in jobs])
+        self.run_unfinished_jobs(lambda: [PlannedJob(job) for job in jobs])
 
-    def run_jobs(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
+    def run_unfinished_jobs(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
         """One job at a time, as the launcher `basic`."""
         while wanted := list(filter(self.is_unfinished, plan())):
             job, stop_at = wanted[0]
@@ -116,7 +116,7 @@ class StandIn:
                 self.sweep.write_record(row.job.name, record)
 
     def _write(self, job: Job, step: int, total: int) -> None:
-        run = self.sweep.run(job.name)
+        run = self.sweep.run_dir(job.name)
         run.path.mkdir(exist_ok=True)
         value_before_training = f'{{"step": 0, "eval/loss": {UNTRAINED}}}\n'
         run.metrics.write_text(

@@ -38,7 +38,7 @@ def test_a_job_leaves_nothing_in_its_process(
         retry={},
         devices=[],
     )
-    spec = sweep.spec("token-1")
+    spec = sweep.spec_file("token-1")
     spec.write_text(json.dumps(asdict(asked)))
     assert launch.main(spec, train_nothing) == 0
     assert len(counts) == 12, [sweep.summary(name).get("message") for name in asked.jobs]
