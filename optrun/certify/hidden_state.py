@@ -31,7 +31,7 @@ def hidden_attributes(build: Builder) -> list[str]:
     for number in range(_STEPS):
         _step(stepped, number)
     after = _plain_attributes(stepped)
-    changed = [name for name, value in after.items() if not _same(before.get(name), value)]
+    changed = [name for name, value in after.items() if not _are_equal(before.get(name), value)]
     if not changed:
         return []
     # 2. Find those among them that a state dict does not restore.
@@ -44,7 +44,7 @@ def hidden_attributes(build: Builder) -> list[str]:
         _step(optimizer, _STEPS)
     expected = _plain_attributes(stepped)
     restored = _plain_attributes(resumed)
-    lost = [name for name in changed if not _same(restored.get(name), expected[name])]
+    lost = [name for name in changed if not _are_equal(restored.get(name), expected[name])]
     return [f"{type(stepped).__name__}.{name}" for name in lost]
 
 
@@ -94,7 +94,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (int, float, str, torch.Tensor))
 
 
-def _same(one: object, other: object) -> bool:
+def _are_equal(one: object, other: object) -> bool:
     """Tell whether two plain values are equal in type and value; NaN is not equal to NaN.
 
     Tensors are equal by shape and values (`torch.equal`), lists and dicts item by item.
@@ -102,7 +102,7 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and bool(torch.equal(one, other))
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_are_equal, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
     return type(one) is type(other) and bool(one == other)

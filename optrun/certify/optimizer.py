@@ -254,7 +254,7 @@ class Comparison:
 
     @property
     def full_agreement(self) -> int:
-        """The `agreement` of two equal optimizers: tensors times steps."""
+        """The `count_agreement` of two equal optimizers: tensors times steps."""
         return len(self.problem.weights) * len(self.problem.grads)
 
     def find_first_difference(self, ours: Stepper) -> tuple[FirstDifference | None, float]:
@@ -283,7 +283,7 @@ class Comparison:
                 return FirstDifference(step, name, our_entry, their_entry), largest
         return None, largest
 
-    def agreement(self, choice: str, options: Mapping[str, object]) -> int:
+    def count_agreement(self, choice: str, options: Mapping[str, object]) -> int:
         """Count the steps of each tensor before its first difference; sum the counts.
 
         The search for options maximises it. Of two tensors and three steps, if one tensor agrees
@@ -368,7 +368,7 @@ def certify(
     if first_difference is None or choice not in DIALECTS:
         return verdict
     watch("looking for the term")
-    changes = find_closing_options(comparison, choice, dialect, options)
+    changes = find_equalizing_options(comparison, choice, dialect, options)
     if changes is not None:
         verdict.terms = list(dict.fromkeys(TERMS.get(key, key) for key in changes))
         verdict.overrides = [f"optimizer.{key}={in_yaml(value)}" for key, value in changes.items()]
@@ -461,7 +461,7 @@ def defaults_of(choice: str) -> PlainDict:
     return {key: value for key, value in optimizer.get_config().items() if key in keys}
 
 
-def find_closing_options(
+def find_equalizing_options(
     comparison: Comparison,
     choice: str,
     dialect: str,
@@ -520,7 +520,7 @@ def _makes_equal(
     changes: Mapping[str, object],
 ) -> bool:
     """Tell whether our optimizer with changed options agrees in all tensors at all steps."""
-    return comparison.agreement(choice, {**options, **changes}) == comparison.full_agreement
+    return comparison.count_agreement(choice, {**options, **changes}) == comparison.full_agreement
 
 
 def _change_one_by_one(
@@ -530,12 +530,12 @@ def _change_one_by_one(
 ) -> dict[str, object] | None:
     """Change one option after another to a value of `ALTERNATIVES`, until the optimizers are equal.
 
-    A greedy search: each time the change is made that adds most to the `agreement`, the first of
-    equally good ones. Returns the new value by option; None if no change adds anything and the
-    optimizers still differ.
+    A greedy search: each time it makes the change that adds most to the agreement (see
+    `Comparison.count_agreement`), the first of equally good ones. Returns the new value by option;
+    None if no change adds anything and the optimizers still differ.
     """
     changes: dict[str, object] = {}
-    agreement = comparison.agreement(choice, options)
+    agreement = comparison.count_agreement(choice, options)
     while agreement < comparison.full_agreement:
         # 1. The changes so far with one more, of an option that is not changed yet.
         candidates: list[dict[str, object]] = []
@@ -545,7 +545,7 @@ def _change_one_by_one(
                 candidates += [{**changes, key: value} for value in new_values]
         # 2. The best of them.
         agreements = [
-            comparison.agreement(choice, {**options, **candidate}) for candidate in candidates
+            comparison.count_agreement(choice, {**options, **candidate}) for candidate in candidates
         ]
         best_agreement = max(agreements, default=agreement)
         if best_agreement <= agreement:
