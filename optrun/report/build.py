@@ -27,7 +27,7 @@ from optrun.report.confirmation_plan import ConfirmationRequest, find_plans, rea
 from optrun.report.confirmation_result import (
     ConfirmationResult,
     choose_next_command,
-    continue_sweep,
+    compose_sweep_again,
     count_ended_confirmations,
     judge_together,
     question_of_plans,
@@ -150,7 +150,7 @@ def report(
         waits=len(confirmation.waiting) if plan else left,
     )
     following = (
-        continue_sweep(dirs, runs, left)
+        compose_sweep_again(dirs, runs, left)
         if left
         else choose_next_command(
             comparison,
@@ -291,7 +291,7 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
         console.print(Text.assemble((f"{warning.kind}: ", "bold yellow"), warning.text))
     if report.warnings:
         console.print()
-    for path in report.files[:3]:
+    for path in report.files[:3]:  # HTML, Markdown and CSV; the pictures follow
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
@@ -354,10 +354,10 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
         unfolded: The sections of `_unfolded_sections`.
 
     Returns:
-        `title`, `subtitle`; `line` (the verdict) and `next` (a command) with its `cost`; `table` of
-        contenders and `table_note`; `warnings`; the other unfolded `sections`; `folds`, the folded
-        sections, which only HTML has; `commands` that repeat the runs; `tested`, the test behind
-        the verdict.
+        `title`, `subtitle`; `line` (the verdict) and `next` (a command) with its `cost`; `table`
+        and `table_note` of the first unfolded section; `warnings`; the other unfolded `sections`;
+        `folds`, the folded sections, which only HTML has; `commands` that repeat the runs, see
+        `_list_commands`; `tested`, the test behind the verdict.
     """
     comparison = report.comparison
     runs = comparison.runs
@@ -378,7 +378,7 @@ def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
             Section(f"Every configuration{within}", tables.configurations_table(workload)),
             Section(f"Every run{within}", by_run),
         ]
-    # 3. The test behind the verdict: that on fresh seeds if there is one.
+    # 3. The test behind the verdict: that of the confirmation if there is one.
     decisive = comparison if confirmed is None else confirmed.comparison
     tested = fill_text("tested.txt", comparison=decisive, kind=report.verdict.kind)
     return {
@@ -433,6 +433,7 @@ def _list_commands(comparison: Comparison) -> list[tuple[str, str, str]]:
             notes = [workload.name] if workload.name else []
             if len(seeds) > 1:
                 notes.append(f"{len(seeds)} seeds")
+            # Each resume records the settings that it changed, an empty mapping if none.
             if any(any(run.values_in_records("resumes", "changes", dict)) for run in runs):
                 notes.append("changed when resumed")
             line = plain(runs[0].command(seeds=seeds))
@@ -497,7 +498,7 @@ def _write_files(
                     f"{path} exists and was not written by optrun report: move it away, or write"
                     " elsewhere with out=DIR"
                 )
-        if pages[0].exists():
+        if pages[0].exists():  # the HTML page names its runs by a digest near its beginning
             with open_file(pages[0]) as file:
                 beginning = file.read(4096)
             if str(content["directories"]).encode() not in beginning:

@@ -57,10 +57,13 @@ def unify_paths(runs: Sequence[Run]) -> None:
             if not isinstance(value, str):
                 continue
             folder = folder_of_start(RunDir(run.path).hydra)
-            # By the examples and by the real path, whichever is known.
+            # Identify the files by their examples and by their real path, whichever is known.
             candidates = (_identify_examples(run, key), _identify_files(value, folder))
             identities = [identity for identity in candidates if identity is not None]
-            earlier_spellings = (spellings[key] for key in identities if key in spellings)
+            # Take the spelling of an earlier run with the same files, else the value itself.
+            earlier_spellings = (
+                spellings[identity] for identity in identities if identity in spellings
+            )
             spelling = next(earlier_spellings, value)
             for identity in identities:
                 spellings.setdefault(identity, spelling)
@@ -74,6 +77,7 @@ def _identify_examples(run: Run, key: str) -> object | None:
     None for a key of other files, and if the run recorded no fingerprint.
     """
     fingerprint = run.from_summary("data", "fingerprint")
+    # With a dot, `data.train` and `data.train.fr` are keys of files, `data.train_split` is not.
     if not fingerprint or not f"{key}.".startswith(_DATA_FILES):
         return None
     return run.seed, str(fingerprint)
@@ -97,6 +101,7 @@ def _identify_files(value: str, folder: Path | None) -> object | None:
         return tuple(paths)
     if folder is None and not Path(value).is_absolute():
         return None
+    # An absolute path stays as it is, whatever the folder.
     path = expand_home(Path(folder or "/", value))
     if path.exists() or glob.glob(str(path), recursive=True):  # noqa: PTH207
         return os.path.realpath(path)
@@ -206,7 +211,8 @@ def _explain_different_rows(runs: Sequence[Run]) -> str:
     # Settings of data, model and task -> the fingerprint of the first run with them.
     fingerprint_of_example_settings: dict[tuple[tuple[str, str], ...], str] = {}
     for run in runs:
-        # A fingerprint is that of the training examples, a dash, that of the evaluation examples.
+        # A fingerprint is that of the training examples, a dash, that of the evaluation examples;
+        # without a dash there is no evaluation, and `None` has none.
         fingerprint = str(run.from_summary("data", "fingerprint")).partition("-")[2]
         if not fingerprint:
             continue
@@ -230,6 +236,7 @@ def _evaluation_settings(run: Run) -> tuple[object, ...]:
     These are `data.eval` and `_EVALUATION_KEYS`. Without `data.eval` the rows are held out from the
     training data, whose settings count in its place.
     """
+    # Paths are compared in their common spelling (`Run.setting`), other values as they are.
     keys = ["data.train", "data.train_split", "data.eval_fraction"]
     if run.config.get("data.eval") is not None:
         keys = ["data.eval"]

@@ -41,7 +41,7 @@ class Configuration:
     """The settings in which the configurations of this report differ."""
     runs: list[Run] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
-    """Seed -> final value of the metric; a diverged run has the score of `stand_in` instead."""
+    """Seed -> final value of the metric; a diverged run has that of `score_of_diverged` instead."""
     diverged_seeds: set[int] = field(default_factory=set)
     """Seeds whose run diverged."""
     loss: float = math.inf
@@ -151,6 +151,7 @@ def _keys_with_effect(runs: Sequence[Run]) -> set[str]:
     The dtypes of ranks always do; others only if a run has a certain option, such as
     `checkpoint.metric` with early stopping, see `conditional_keys`.
     """
+    # As pairs of group and name, such as ("checkpoint", "metric").
     keys = set(DISTRIBUTED_DTYPES)
     for run in runs:
         patience = run.config.get("training.early_stopping_patience")
@@ -176,8 +177,8 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         if _repeats_seed(key, runs):
             continue
         choice = f"{group}.name"
-        # Nothing implies the choice itself: without other keys, "implied" means that all runs have
-        # the same value.
+        # Nothing implies the choice itself. Without other keys "implied" means that all runs have
+        # the same value, so it is listed if they differ.
         other_keys = [] if key in (choice, group) else [choice]
         if not is_implied(key, other_keys, runs):
             keys.append(key)
@@ -227,8 +228,11 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     If batch size and warm-up were always changed together, one of them is enough. The key that the
     first run's command line names first stays, but never `eval_steps`: nobody compares by it. The
     order of the keys stays.
+
+    If runs with batch 8 have warm-up 10 and those with batch 16 have warm-up 20, each implies the
+    other: of a first run `optrun warmup=10 batch=8`, `warmup` stays.
     """
-    # 1. Order the keys by where they were typed.
+    # 1. Order the keys by where the first run typed them.
     overrides = runs[0].overrides if runs else []
     typed = [key_of(override) for override in overrides]
 
@@ -241,7 +245,7 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
                 return typed.index(name)
         return len(typed)
 
-    # 2. Beginning with the last one, drop each that one of the remaining keys implies.
+    # 2. From the last one to the first, drop each that a single one of the remaining keys implies.
     remaining = list(keys)
     for key in sorted(keys, key=position, reverse=True):
         other_keys = [other_key for other_key in remaining if other_key != key]
@@ -394,10 +398,10 @@ def _build_lr_curve(
 ) -> LrCurve:
     """Build the curve of the metric over lr of a contender.
 
-    The point at an lr is the configuration with the best mean, preferably one that never diverged.
-    The best point is that at the lr of the chosen configuration. If there is none, because no run
-    at that lr finished, it is the one with the best mean over all rates, preferably one at which
-    nothing diverged.
+    1. The point at an lr is the configuration with the best mean, preferably one that never
+       diverged. An lr at which no run finished has no point.
+    2. The best point is that at the lr of the chosen configuration; if there is none, the one with
+       the best mean over all rates, preferably one at which nothing diverged.
     """
     by_lr: dict[float, list[Configuration]] = defaultdict(list)
     for configuration in configurations:
@@ -417,7 +421,8 @@ def _build_lr_curve(
         finished = [configuration for configuration in members if configuration.finished_scores]
         if finished:
             points[lr] = min(finished, key=preference)
-    # 2. The best point.
+    # 2. The best point. The chosen configuration may have no point: if all its runs diverged, its
+    # scores only stand in.
     best = None
     if chosen.scores and chosen.lr:
         best = points.get(chosen.lr)

@@ -210,12 +210,13 @@ def load_or_make_plan(
     chosen_runs: list[Run] = []
     for contender in findings.ranked:
         chosen_runs += contender.configuration.latest_runs
+    # 4. Add the cost to the note, which may be empty.
     cost = write_cost(len(plan.points()), chosen_runs)
     size = f"{len(plan.contenders)} configurations on {len(plan.seeds)} fresh seeds each"
+    notes = [note] if note else []
+    notes.append(f"{size}: {cost}. {_ALL_RUN}")
     sweep_path = os.path.relpath(sweep.resolve(), folder.resolve())
-    return replace(plan, sweep=sweep_path), ". ".join(
-        filter(None, (note, f"{size}: {cost}. {_ALL_RUN}"))
-    )
+    return replace(plan, sweep=sweep_path), ". ".join(notes)
 
 
 def _analyse_choice(
@@ -271,7 +272,7 @@ def _refuse_other_plan(
         ConfigError: The sweep now chooses other contenders, another baseline or another metric
             than the plan; or other seeds, power or difference were typed.
     """
-    # 1. Compare it with the plan that would be made now.
+    # 1. Compare it with the plan that would be made now; the difference in size is step 2.
     current, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
     changed = [
         name
@@ -381,7 +382,7 @@ def make_plan(
         config_name=runs[contenders[0].name].config_name,
         config_dir=list(runs[contenders[0].name].config_dir),
     )
-    # 3. Choose the seeds, or check the typed ones.
+    # 3. Choose the seeds, or check the typed ones. The first fresh seed follows all used ones.
     first = max({*sweep_seeds, *used}, default=-1) + 1
     if request.seeds is None:
         return _choose_seeds(plan, findings, request, first)
@@ -410,6 +411,7 @@ def _repeatable_overrides(name: str, run: Run) -> list[str]:
                 f"{name}: its run used {token}, which optrun does not take from a file. Type its"
                 " command on fresh seeds yourself."
             )
+    # `_SET_ANEW` are `seed=`, `resume=` and Hydra's keys; + and ~ may stand before a key.
     return [token for token in run.overrides if not token.lstrip("+~").startswith(_SET_ANEW)]
 
 
@@ -523,8 +525,10 @@ def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
     """
     plans: dict[Path, ConfirmationPlan] = {}
     for directory in directories:
+        # The runs of a confirmation lie in one folder; `dict.fromkeys` looks at it once.
         for folder in dict.fromkeys(run.parent for run in find_runs(directory)):
-            if directory.resolve() not in folder.resolve().parents:
+            is_beneath = directory.resolve() in folder.resolve().parents
+            if not is_beneath:  # the directory itself, or above it
                 continue
             plan = read_plan(folder)
             if plan is not None:

@@ -105,6 +105,7 @@ def judge_together(
         typed: The options of the report; of these only `matters` applies to confirmations.
     """
     sweeps = {directory.resolve() for directory in directories}
+    # By their seeds, which rise from one confirmation to the next: the last is the newest.
     plans = {
         folder: planned[folder]
         for folder in sorted(planned, key=lambda folder: min(planned[folder].seeds))
@@ -141,12 +142,12 @@ def judge_together(
     question = question_of_plans(judged, fresh, matters=typed.get("matters"))
     comparison = compare_runs(fresh, **(question | {"looks": len(ended)}))
     planned_runs = sum(len(plan.points()) for plan in judged)
-    notes.extend(_deviations(comparison.findings, planned_runs, question["baseline"], typed))
+    notes.extend(_note_deviations(comparison.findings, planned_runs, question["baseline"], typed))
     seeds = " and ".join(write_seeds(plan.seeds) for plan in judged)
     return ConfirmationResult(plans, comparison, seeds, " ".join(notes), len(ended), waiting)
 
 
-def _deviations(
+def _note_deviations(
     findings: Findings,
     planned_runs: int,
     baseline: str | None,
@@ -195,7 +196,8 @@ def question_of_plans(
         "by": typed.get("by") or last.by,
         "matters": typed.get("matters") or matters,
     }
-    # 2. The baseline, if the runs have a contender of this name.
+    # 2. The baseline, if the runs have a contender of this name: only an analysis without one tells
+    # their names.
     baseline = typed.get("baseline")
     if baseline is None and all(plan.reference == last.reference for plan in plans):
         names = {contender.name for contender in compare_runs(runs, **question).findings.contenders}
@@ -271,23 +273,26 @@ def choose_next_command(
     findings = comparison.findings
     if comparison.several or len(dirs) > 1 or ttest is None or forks_of(findings.runs):
         return None
-    # 1. A confirmation was begun.
+    # 1. A confirmation was begun: continue it, or begin another one.
     if confirmed is not None:
-        return _confirm_again(confirmed)
+        return _continue_or_confirm_again(confirmed)
     # 2. The choice is not made yet: neither more seeds nor a confirmation would help.
     if needs_longer_training(findings):
         return None
     sweep = dirs[0]
-    wider_grid = _widen_grid(findings, sweep)
+    # None: no best lr is at an edge. If nothing was learnt either, no command helps.
+    wider_grid = _compose_wider_grid(findings, sweep)
     if wider_grid or learns_nothing(findings):
         return wider_grid
-    # 3. Fresh seeds could decide, or free the verdict from the seeds that chose.
+    # 3. Confirm: fresh seeds could decide, or free the verdict from the seeds that chose.
     if could_more_seeds_decide(ttest) or any(map(is_selected_by_metric, findings.ranked)):
-        return _confirm(sweep, sweep / FOLDER, request, findings.runs)
+        return _compose_confirmation(sweep, sweep / FOLDER, request, findings.runs)
     return None
 
 
-def continue_sweep(sweeps: Sequence[Path], runs: Sequence[Run], left: int) -> NextCommand | None:
+def compose_sweep_again(
+    sweeps: Sequence[Path], runs: Sequence[Run], left: int
+) -> NextCommand | None:
     """Compose the last command of a sweep again; None if it is unknown, and for several sweeps.
 
     Args:
@@ -306,7 +311,7 @@ def continue_sweep(sweeps: Sequence[Path], runs: Sequence[Run], left: int) -> Ne
     return NextCommand(line, write_cost(left, runs))
 
 
-def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
+def _compose_wider_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     """Compose the command to extend the lr grid of contenders whose best lr is at its edge.
 
     Such as `optrun -m optimizer=lamb lr=4e-3 seed=0,1 hydra.sweep.dir=...`, which adds runs to the
@@ -316,21 +321,22 @@ def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     None without such a contender, if more than lr was tuned, and for a search or a recipe that is a
     sweep: one more value does not widen those.
     """
-    edges = find_contenders_at_edge(findings)
+    edges = find_contenders_at_edge(findings)  # each contender, and the lr to add to its grid
     if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
         return None
     runs = [contender.configuration.runs[0] for contender, _ in edges]
+    # A job of a recipe that is a sweep has `hydra.mode=RUN` in its command.
     if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None
     # 1. The grid for the first contender alone.
-    # `edges` holds each contender and the lr to add to its grid.
     first = runs[0]
     first_contender, first_lr = edges[0]
     seeds = sorted(first_contender.configuration.scores)
     overrides = first.overrides_without(_SET_BY_THE_GRID)
     grid = [f"lr={rate(first_lr)}"]
     similar_runs = first_contender.configuration.runs
-    # 2. One grid for all that differ only in the optimizer and ran on the same seeds.
+    # 2. One grid for the first and all that differ from it only in the optimizer and ran on the
+    # same seeds.
     lrs_by_optimizer = []
     runs_of_all: list[Run] = []
     for run, (contender, lr) in zip(runs, edges, strict=True):
@@ -364,7 +370,7 @@ def _without_optimizer(run: Run) -> list[str]:
     return run.overrides_without((*_SET_BY_THE_GRID, "optimizer="))
 
 
-def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
+def _continue_or_confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     """Compose the command to continue an unfinished confirmation, or to begin another.
 
     Another one, on fresh seeds, begins only if more seeds could decide; its folder is numbered, as
@@ -377,14 +383,14 @@ def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     if sweep is None:
         return None
     if confirmed.waiting:
-        return _confirm(sweep, folder, ConfirmationRequest(), runs)
+        return _compose_confirmation(sweep, folder, ConfirmationRequest(), runs)
     # 2. Another one is of use only if it could decide.
     ttest = confirmed.comparison.ttest
     if ttest is None or not could_more_seeds_decide(ttest):
         return None
     if learns_nothing(confirmed.comparison.findings):
         return None
-    # 3. Number its folder.
+    # 3. Begin it in the next folder: `confirm` is followed by `confirm-2`, `confirm-3`.
     stem = re.sub(r"-\d+$", "", folder.name)
     number = 2
     while folder.with_name(f"{stem}-{number}").exists():
@@ -393,10 +399,11 @@ def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     request = ConfirmationRequest(
         baseline=plan.reference, metric=None if is_own_metric else plan.metric
     )
-    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), request, runs, by=plan.by)
+    next_folder = folder.with_name(f"{stem}-{number}")
+    return _compose_confirmation(sweep, next_folder, request, runs, by=plan.by)
 
 
-def _confirm(
+def _compose_confirmation(
     sweep: Path,
     folder: Path,
     request: ConfirmationRequest,
@@ -413,6 +420,7 @@ def _confirm(
             time estimates the cost.
         by: Keys that must separate the contenders; `by=` is left out if they do so anyway.
     """
+    # 1. Plan as `optrun confirm` would, first without `by=`, then with it if the keys differ.
     try:
         plan, _ = load_or_make_plan(sweep, folder, request)
         if by and plan.by != by:
@@ -420,6 +428,7 @@ def _confirm(
             load_or_make_plan(sweep, folder, request)
     except ConfigError:
         return None
+    # 2. The command, and the planned runs that have not finished.
     out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder
     program, *arguments = request.line(sweep, out)
     line = shell.join([program, *plugins_of(similar_runs), *arguments])

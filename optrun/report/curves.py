@@ -51,7 +51,7 @@ def draw_curves(run_dir: Path | str) -> Path:
         OSError: There is no `metrics.jsonl`, or the picture cannot be written.
     """
     files = RunDir(run_dir)
-    files.metrics.stat()
+    files.metrics.stat()  # raises if it is missing, which `load_run` does not
     run = load_run(files.path)
     replace_bytes(files.curves, to_png(curves_figure(run, run_title(run))))
     return files.curves
@@ -134,12 +134,14 @@ def _distinct_learning_rates(run: Run) -> list[str]:
     logged = [
         name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))
     ]
-    # Among equal curves the first name stays, because it is stored last.
+    # Values of a curve -> name. From the last to the first, so that of equal curves the first name
+    # overwrites the others.
     name_of_values = {}
     for name in reversed(logged):
         values = run.series(name)[1]
         if len(values):
             name_of_values[tuple(values)] = name
+    # By falling peak.
     return sorted(name_of_values.values(), key=lambda name: -float(np.nanmax(run.series(name)[1])))
 
 
@@ -198,7 +200,7 @@ def _ring_best(ax: Axes, run: Run, metric: str, colour: str) -> None:
     No ring if nothing was evaluated after it, or if the value before training was better.
     """
     mode = metric_mode(metric)
-    best = run.best(metric, mode)
+    best = run.best(metric, mode)  # step 0 does not count
     if best is None:
         return
     value, step = best
@@ -217,7 +219,7 @@ def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool
         style["color"] = SERIES[index % len(SERIES)]
         if len(lines) > _LEGEND_LIMIT:  # shades of one colour, from the first to the last
             style |= {"color": SERIES[0], "alpha": 1 - 0.75 * index / len(lines)}
-        if log:
+        if log:  # a logarithmic axis has no place for values up to 0
             y = np.where(y > 0, y, np.nan)
         if name == "train/loss" and len(y) >= _SMOOTHED_POINTS:
             ax.plot(

@@ -14,13 +14,13 @@ from optrun.report.picture import SHOWN, Picture
 from optrun.report.workloads import Comparison
 
 
-def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) -> list[Picture]:
+def all_pictures(comparison: Comparison, confirmed: Comparison) -> list[Picture]:
     """List the pictures of a report: first over all workloads if several, then of each.
 
     Args:
         comparison: The reported runs.
         confirmed: The runs that give the verdict: those on fresh seeds if a confirmation has ended,
-            else `comparison` itself, or None.
+            else `comparison`, the same object.
     """
     # 1. Several workloads.
     if comparison.several:
@@ -33,9 +33,10 @@ def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) ->
         return drawn
     # 2. One workload.
     drawn = pictures(comparison.findings)
-    if confirmed is None or confirmed is comparison or confirmed.several:
+    if confirmed is comparison or confirmed.several:
         return drawn
-    # 3. With fresh seeds: they give the verdict; the other pictures are of the runs that chose.
+    # 3. Fresh seeds give the verdict, so the differences are theirs; the other pictures are of the
+    # runs that chose.
     fresh = _order_as_ranked(confirmed.findings, comparison)
     of_choice = [picture for picture in drawn if picture.name != "differences"]
     return [*verdict_picture(Comparison.of(fresh)), *of_choice]
@@ -73,7 +74,7 @@ def pictures(findings: Findings) -> list[Picture]:
     note = ""
     if len(contenders) < len(findings.contenders):
         note = f" The best {len(contenders)} of {len(findings.contenders)} are drawn."
-    drawn = verdict_picture(Comparison.of(findings))
+    drawn = verdict_picture(Comparison.of(findings))  # that of the differences, or none
     axis = choose_axis(contenders)
     lines = seed_lines(contenders, findings.metric, axis)
     if lines:
@@ -105,6 +106,7 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
     ttest = comparison.ttest
     if ttest is None:
         return []
+    # Contenders best first; over several workloads the ranking, without those that lack a score.
     order = [*comparison.scores]
     metric = comparison.findings.metric
     mode = comparison.findings.mode

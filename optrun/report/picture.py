@@ -93,7 +93,7 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
     return reach
 
 
-def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0) -> None:
+def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float) -> None:
     """Set the y limits from the best value to the reach of the others, and format the ticks.
 
     With values 1.0, 1.1 and 9.0 and mode "min" they reach from 1.0 to 1.1, with a margin. Changes
@@ -157,7 +157,7 @@ def draw_dots(
     label: str,
     dots: Sequence[Dot],
     mode: str,
-    width: float = 0.0,
+    width: float,
 ) -> None:
     """Draw the outcomes of a contender as markers, the chosen one in a ring.
 
@@ -183,7 +183,7 @@ def draw_dots(
     ax.plot(xs, ys, **look)
     low, high = ax.get_ylim()
     for dot in dots:
-        if low <= dot.y <= high:
+        if low <= dot.y <= high:  # false for NaN
             if dot.chosen:
                 ring(ax, dot.x, dot.y, style["color"])
             continue

@@ -24,7 +24,7 @@ from optrun.base.bounded_yaml import interpolations, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, ConfigError, OtherFormatError, printable
 from optrun.base.formatting import plain
 from optrun.base.plain import flat, lookup
-from optrun.report.sweep_folder import find_waiting, in_sweep
+from optrun.report.sweep_folder import find_unended_jobs, in_sweep
 
 Array = NDArray[np.float64]
 Setting = str | int | float | None
@@ -191,7 +191,7 @@ class Run:
         return None
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
-        """Find the best finite value of a metric and its step."""
+        """Find the best finite value of a metric after step 0, and its step; None without one."""
         step = best_evaluation(self.log, name, mode)
         if step is None:
             return None
@@ -210,7 +210,8 @@ class Run:
         for name in ("train/loss", "eval/loss"):
             steps, values = self.series(name)
             finite = np.flatnonzero(np.isfinite(values))
-            # The first value after the last finite one; 0 if none is finite.
+            # The index after the last finite value; 0 if none is finite. There is no value at it if
+            # the last one is finite.
             first_bad = int(finite[-1]) + 1 if len(finite) else 0
             if first_bad < len(steps):
                 return f"{name} not finite from step {int(steps[first_bad]):,}"
@@ -470,8 +471,9 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         beside: Folders whose runs are left out, such as those of confirmations.
     """
     left_out = [path.resolve() for path in beside]
-    # Real path -> path as it was found, and planned overrides of a job without files. `jobs` are
-    # found by their files; `waiting`, by their sweep, are those that it has yet to end.
+    # Both map a real path to the path as it was found and the planned overrides, which count only
+    # for a job without files. `jobs` are found by their files. `waiting` are found in the record of
+    # their sweep, which has yet to end them; some of these have files, too.
     jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
@@ -485,11 +487,11 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
                 sweeps[path.parent] = None
         # 2. Find the jobs of these sweeps that have not begun.
         for sweep in sweeps:
-            for path, overrides in find_waiting(sweep).items():
+            for path, overrides in find_unended_jobs(sweep).items():
                 waiting[path.resolve()] = (path, overrides)
     for real_path, job in waiting.items():
-        jobs.setdefault(real_path, job)
-    # 3. Read all of them.
+        jobs.setdefault(real_path, job)  # what has files is in `jobs` already
+    # 3. Read all of them; the labels begin below the folder that all share.
     common = os.path.commonpath([real_path.parent for real_path in jobs]) if jobs else ""
     runs = []
     for real_path, (path, overrides) in jobs.items():
@@ -500,7 +502,7 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
     return runs
 
 
-def require_runs(directories: Sequence[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
+def require_runs(directories: Sequence[Path], *, beside: Iterable[Path]) -> list[Run]:
     """Read the runs of directories as `load_runs`.
 
     Raises:

@@ -38,7 +38,7 @@ def is_search(sweep: Path) -> bool:
     return (sweep / ".sweep" / "ask.lock").exists()
 
 
-def find_waiting(sweep: Path) -> dict[Path, list[str]]:
+def find_unended_jobs(sweep: Path) -> dict[Path, list[str]]:
     """Map the folder of each job that a sweep has yet to begin or to end to its overrides.
 
     A job that finished or failed is left out, as is one that was pruned.

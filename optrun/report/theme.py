@@ -77,7 +77,7 @@ def style_axes(
     ax: Axes,
     *,
     title: str = "",
-    xlabel: str = "",
+    xlabel: str,
     ylabel: str = "",
 ) -> None:
     """Style axes quietly.

@@ -28,7 +28,7 @@ from optrun.base.errors import OptrunError, UnreadableFileError
 from optrun.data import content
 from optrun.report.confirmation_plan import read_plan
 from optrun.report.runs import load_runs
-from optrun.report.sweep_folder import find_waiting, in_sweep, tuned_keys
+from optrun.report.sweep_folder import find_unended_jobs, in_sweep, tuned_keys
 from optrun.runner import train as experiment
 from tests.faults.runs import Straight
 from tests.running import optrun, sentence
@@ -231,7 +231,7 @@ def runs(run: Path) -> int:
     found = load_runs([run.parent])
     (
         tuned_keys([run.parent]),
-        find_waiting(run.parent),
+        find_unended_jobs(run.parent),
         in_sweep(run),
         read_plan(run.parent),
     )

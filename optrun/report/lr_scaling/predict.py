@@ -112,7 +112,7 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
 def find_lr_for_run(
     folder: Path | str,
     config: Mapping[str, object],
-    base: Mapping[str, object] | None = None,
+    base: Mapping[str, object] | None,
 ) -> tuple[float, str]:
     """Find the lr for a new run, from the runs that differ from it only in lr, seed and size.
 
@@ -120,7 +120,7 @@ def find_lr_for_run(
         folder: A sweep over lr, or a folder of such sweeps.
         config: Configuration of the new run; its lr is ignored.
         base: Configuration of muP's base width in the standard parametrization. A sweep of it
-            counts as a sweep of muP at the base (Yang et al. 2022).
+            counts as a sweep of muP at the base (Yang et al. 2022). None without muP.
 
     Returns:
         The lr, and a sentence with its interval and where it came from.
@@ -134,18 +134,19 @@ def find_lr_for_run(
     if base and all(run.setting("parametrization.name") != "mup" for run in runs):
         config = base
         base_note = ", at the base of muP"
+    # The new run as a `Run` without files, so that its settings can be compared with the others'.
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
     # 2. Collect the sizes of this run, and the runs that are equal in everything else.
-    target = {}
+    target = {}  # key -> value of this run
     for key in grouping.differing_keys([run, *runs]):
         if key == "lr" or key.rpartition(".")[2] in OF_EVALUATION:
             continue
-        # A size may differ: the prediction is for that of this run.
+        # Case 1: a size may differ. The prediction is for that of this run.
         if key.startswith(GROUPS) and _is_size(key, [run]):
             target[key] = _size_of(run, key)
             continue
-        # Any other setting has to be the same: leave the runs with another value out.
+        # Case 2: any other setting has to be the same. Leave out the runs with another value.
         swept_values = sorted({str(swept.setting(key)) for swept in runs})
         value = run.settings([key])
         runs = [swept for swept in runs if swept.settings([key]) == value]
@@ -154,12 +155,12 @@ def find_lr_for_run(
                 f"this run has {key}={run.setting(key)}, but the runs of {folder} have"
                 f" {', '.join(swept_values)}. Sweep lr at {key}={run.setting(key)}, or give lr."
             )
-    # 3. Predict from the best contender.
+    # 3. Predict from the best contender; the runs that are left differ only in lr, seed and sizes.
     metric, mode = choose_metric(runs, None)
     best_contender = _find_contenders(runs, target, metric, mode)[0]
     answer = _predict_lr(best_contender, target, mode)
     source = "the optimum at this size"
-    if answer.exponents:
+    if answer.exponents:  # those of the power law; none if the sweep has runs of this size
         source = f"predicted for {write_size(answer.target)}"
     lr = f"lr {rate(answer.lr.value)}, 90 % interval {answer.lr.interval()}"
     return answer.lr.value, f"{folder}: {lr}, {source}{base_note}"
@@ -187,6 +188,7 @@ def _find_contenders(
     above 0, and it is of the model, the training or the data (`GROUPS`), or its value follows from
     those of the target. Every run belongs to a contender.
     """
+    # 1. The keys that separate contenders: all but lr and sizes. Seeds are not in `keys`.
     keys = grouping.differing_keys(runs)
     compared = []
     for key in keys:
@@ -196,6 +198,7 @@ def _find_contenders(
         if not may_be_size or not _is_size(key, runs):
             compared.append(key)
     compared = grouping.drop_implied_keys(compared, runs)
+    # 2. Group the runs by them.
     configurations = grouping.build_configurations(runs, keys, metric, mode)
     return grouping.build_contenders(configurations, compared, mode)
 
@@ -213,10 +216,13 @@ def _is_size(key: str, runs: Sequence[Run]) -> bool:
 def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answer:
     """Find the lr of one contender at the target: its optimum if swept there, else by a power law.
 
+    With optima at n_embd=64, 128 and 256, the target n_embd=128 gets the optimum there, and 512
+    gets lr = exp(law at ln 512), where ln lr is linear in ln n_embd up to a small bend.
+
     Raises:
         ConfigError: A size has no optimum, or the prediction is too uncertain to use.
     """
-    # 1. Find the keys whose values make a size.
+    # 1. Find the axes, the keys that a size is made of; `values` are those of the target.
     runs: list[Run] = []
     for configuration in contender.configurations:
         runs += configuration.latest_runs
@@ -235,9 +241,11 @@ def _predict_lr(contender: grouping.Contender, target: Size, mode: str) -> Answe
             curves[name] = _fit_lr_curve(runs_of_size.lr_curve, mode)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
+    # The optima are logarithms with one common variance; `exp` gives learning rates.
     variance = fit.pool_variance(curves.values())
     optima = {name: curve.optimum(variance).exp() for name, curve in curves.items()}
-    # 3. Unless the target was swept, fit the power law of the optima over the sizes.
+    # 3. Unless the target was swept, fit the power law of the optima over the sizes. The rows of
+    # `size_table` are sizes, its columns axes.
     lr = optima.get(target_name)
     exponents = {}
     if lr is None:
@@ -275,7 +283,7 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
     unnamed = [key for key in grouping.differing_keys(runs) if key not in {"lr", *target}]
     for key in [*target, *unnamed]:
         value = _extrapolate_key(runs, axes, target, key)
-        # 1. It does not follow from the axes so far.
+        # 1. None: it does not follow from the axes so far, and is an axis if the target names it.
         if value is None and key not in target:
             raise ConfigError(
                 f"to: {key} varied, too: add {key}=VALUE, or give sweeps with the same {key}."
