@@ -46,7 +46,7 @@ POINTERS = {
 
 def compiled(kernel: Any, target: GPUTarget, real: Any) -> str:
     """The assembly of a kernel over aligned tensors of a dtype."""
-    constants = {"DTYPE": real, "ALIGNED": True, "CHUNK": device.CHUNK, "BLOCK": device.BLOCK}
+    constants = {"DTYPE": real, "ALIGNED": True}
     pointers = {**POINTERS, "ratios": f"*{real}"}
     signature = {name: pointers.get(name, "constexpr") for name in kernel.arg_names}
     given = {name: value for name, value in constants.items() if name in signature}

@@ -75,7 +75,8 @@ def device() -> Iterator[Any]:
         else:
             module = importlib.import_module(DEVICE)
         patch.setattr(module, "CHUNK", CHUNK)
-        patch.setattr(module, "BLOCK", BLOCK)
+        patch.setattr(module, "_CHUNK", type(module._CHUNK)(CHUNK))
+        patch.setattr(module, "_BLOCK", type(module._BLOCK)(BLOCK))
         availability.why_unavailable.cache_clear()
         yield module
     if not INSTALLED:

@@ -30,8 +30,6 @@ imported."""
 DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 CHUNK = 8192
 """Elements of a program."""
-BLOCK = 1024
-"""Elements of a program at once."""
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 """Options of every launch.
 
@@ -48,6 +46,9 @@ TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update"), "mars": ("mars_norm", "ma
 """Formulas that need a norm of a whole tensor before they can move a weight."""
 
 # Triton takes constants of a file only as these.
+_CHUNK = tl.constexpr(CHUNK)
+_BLOCK = tl.constexpr(1024)
+"""Elements of a program at once."""
 _TENSOR_FIELDS = tl.constexpr(len(TENSOR_FIELDS))
 _SCALARS = tl.constexpr(len(SCALARS))
 _PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
@@ -87,7 +88,6 @@ def _locate_chunk(
     chunks,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
 ):
     """Return where a program finds its scalars, its number of elements, and its tensors.
 
@@ -104,14 +104,13 @@ def _locate_chunk(
         chunks: For each program its tensor and its first element there.
         DTYPE: Type of the tensors.
         ALIGNED: Whether all addresses are multiples of 16 bytes.
-        CHUNK: Elements of a chunk.
     """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     entry = tensor_table + tensor * _TENSOR_FIELDS
     scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
     # The last chunk of a tensor may be shorter.
-    size = tl.minimum(tl.load(entry + _SIZE) - begin, CHUNK)
+    size = tl.minimum(tl.load(entry + _SIZE) - begin, _CHUNK)
     size = tl.where(tl.load(scalar_table) != 0, 0, size)
     params = _pointer(entry + _PARAMS, begin, DTYPE, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, DTYPE, ALIGNED)
@@ -122,9 +121,9 @@ def _locate_chunk(
 
 
 @triton.jit
-def _block_range(size, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+def _block_range(size, MASKED: tl.constexpr):
     """Return begin and end of the whole blocks; if `MASKED`, of the elements after them."""
-    in_blocks = size // BLOCK * BLOCK
+    in_blocks = size // _BLOCK * _BLOCK
     return in_blocks * MASKED, in_blocks + (size - in_blocks) * MASKED
 
 
@@ -225,8 +224,6 @@ def adam(
     chunks,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute `adam_update._single_tensor_adam` for one chunk of a tensor.
 
@@ -234,7 +231,7 @@ def adam(
     is beta1 m + (1 - beta1) g.
     """
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
     step_size = _scalar(scalars + _SCALE, DTYPE)
@@ -245,9 +242,9 @@ def adam(
     unscale = _scalar(scalars + _UNSCALE, DTYPE)
     nesterov = tl.load(scalars + _NESTEROV)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _load(grads, offsets, size, MASKED) * unscale
             g = tl.where(l2 != 0, g + l2 * w, g)
@@ -268,8 +265,6 @@ def adamax(
     chunks,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute `adamax._single_tensor_adamax` for one chunk of a tensor.
 
@@ -277,7 +272,7 @@ def adamax(
     w = keep w - step_size m / (u + eps_denominator); two of the three eps are 0.
     """
     scalars, size, params, grads, exp_avgs, exp_infs, _ = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta1, weight1 = _beta(scalars + _BETA1, DTYPE)
     beta2 = _scalar(scalars + _BETA2, DTYPE)
@@ -289,9 +284,9 @@ def adamax(
     eps_gradient = _scalar(scalars + _EPS_GRADIENT, DTYPE)
     eps_denominator = _scalar(scalars + _EPS_DENOMINATOR, DTYPE)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _add_coupled_decay(_load(grads, offsets, size, MASKED), w, l1, l2)
             exp_avg = _lerp(_load(exp_avgs, offsets, size, MASKED), g, beta1, weight1)
@@ -330,8 +325,6 @@ def lamb_moments(
     sums,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Update the moments of a chunk for LAMB, and sum the squares for its norms.
 
@@ -340,7 +333,7 @@ def lamb_moments(
     weights do not change yet.
     """
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
     l1 = _scalar(scalars + _L1, DTYPE)
@@ -349,12 +342,12 @@ def lamb_moments(
     correction1 = _scalar(scalars + _FIRST, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
     decay = _scalar(scalars + _DECAY, DTYPE)
-    param_squares = tl.full((BLOCK,), 0.0, tl.float64)
-    update_squares = tl.full((BLOCK,), 0.0, tl.float64)
+    param_squares = tl.full((_BLOCK,), 0.0, tl.float64)
+    update_squares = tl.full((_BLOCK,), 0.0, tl.float64)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _add_coupled_decay(_load(grads, offsets, size, MASKED), w, l1, l2)
             exp_avg, exp_avg_sq = _update_moments(
@@ -378,8 +371,6 @@ def set_ratios(
     sums,
     ratios,
     DTYPE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute the trust ratio of one tensor, from the sums of its chunks, into `ratios`.
 
@@ -391,13 +382,13 @@ def set_ratios(
     tensor = tl.program_id(0)
     entry = tensor_table + tensor * _TENSOR_FIELDS
     scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
-    chunks = (tl.load(entry + _SIZE) + CHUNK - 1) // CHUNK
+    chunks = (tl.load(entry + _SIZE) + _CHUNK - 1) // _CHUNK
     # Two sums for each chunk; those of this tensor begin with its first chunk.
     first_sum = sums + 2 * tl.load(entry + _CHUNKS)
-    param_squares = tl.full((BLOCK,), 0.0, tl.float64)
-    update_squares = tl.full((BLOCK,), 0.0, tl.float64)
-    for start in range(0, chunks, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
+    param_squares = tl.full((_BLOCK,), 0.0, tl.float64)
+    update_squares = tl.full((_BLOCK,), 0.0, tl.float64)
+    for start in range(0, chunks, _BLOCK):
+        offsets = start + tl.arange(0, _BLOCK)
         param_squares += tl.load(first_sum + 2 * offsets, mask=offsets < chunks, other=0.0)
         update_squares += tl.load(first_sum + 2 * offsets + 1, mask=offsets < chunks, other=0.0)
     param_norm = tl.abs(tl.load(scalars + _KEEP)) * tl.sqrt(tl.sum(param_squares, axis=0))
@@ -419,15 +410,13 @@ def lamb_update(
     ratios,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Move the weights of a chunk for LAMB: w = keep w - lr ratio direction.
 
     The moments are those that `lamb_moments` stored, so the direction is computed again.
     """
     scalars, size, params, _, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     keep = _scalar(scalars + _KEEP, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
@@ -437,9 +426,9 @@ def lamb_update(
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     step_size = (tl.load(scalars + _SCALE) * tl.load(ratios + tensor)).to(DTYPE)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             exp_avg = _load(exp_avgs, offsets, size, MASKED)
             direction = _adam_direction(
@@ -463,23 +452,21 @@ def lion(
     chunks,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute `lion._single_tensor_lion` for one chunk of a tensor.
 
     w = keep w - step_size sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g.
     """
     scalars, size, params, grads, exp_avgs, _, _ = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
     step_size = _scalar(scalars + _SCALE, DTYPE)
     keep = _scalar(scalars + _KEEP, DTYPE)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _load(grads, offsets, size, MASKED)
             exp_avg = _load(exp_avgs, offsets, size, MASKED)
@@ -497,8 +484,6 @@ def schedule_free(
     chunks,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute `schedule_free._single_tensor_schedule_free` for one chunk of a tensor.
 
@@ -506,7 +491,7 @@ def schedule_free(
     z = z - rate d.
     """
     scalars, size, params, grads, zs, exp_avg_sqs, _ = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta2, weight2 = _beta(scalars + _BETA2, DTYPE)
     correction2 = _scalar(scalars + _ROOT, DTYPE)
@@ -516,9 +501,9 @@ def schedule_free(
     rate = _scalar(scalars + _RATE, DTYPE)
     mix, mix_weight = _beta(scalars + _MIX, DTYPE)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _load(grads, offsets, size, MASKED)
             z = _load(zs, offsets, size, MASKED)
@@ -540,8 +525,6 @@ def ademamix(
     chunks,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute `ademamix._single_tensor_ademamix` for one chunk of a tensor.
 
@@ -549,7 +532,7 @@ def ademamix(
     moment m1 by beta1 and the slow one m2 by beta3.
     """
     scalars, size, params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
     beta3, weight3 = _beta(scalars + _BETA3, DTYPE)
@@ -560,9 +543,9 @@ def ademamix(
     correction1 = _scalar(scalars + _FIRST, DTYPE)
     alpha = _scalar(scalars + _ALPHA, DTYPE)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _load(grads, offsets, size, MASKED)
             exp_avg_slow = _lerp(_load(exp_avg_slows, offsets, size, MASKED), g, beta3, weight3)
@@ -585,8 +568,6 @@ def mars_norm(
     sums,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Sum the squared corrected gradients of a chunk for MARS; 0 for a tensor without correction.
 
@@ -595,17 +576,17 @@ def mars_norm(
     -strength g' + (1 + strength) g.
     """
     scalars, size, _, grads, _, _, last_grads = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     strength = tl.load(scalars + _STRENGTH)
     one_plus_strength = (1 + strength).to(DTYPE)
     strength = strength.to(DTYPE)
     size = tl.where(tl.load(scalars + _ADAPT) != 0, size, 0)  # nothing to sum without correction
-    squares = tl.full((BLOCK,), 0.0, tl.float64)
+    squares = tl.full((_BLOCK,), 0.0, tl.float64)
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             g = _load(grads, offsets, size, MASKED)
             c = _lerp(_load(last_grads, offsets, size, MASKED), g, -strength, one_plus_strength)
             squares += c.to(tl.float64) * c.to(tl.float64)
@@ -624,8 +605,6 @@ def mars_update(
     ratios,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Compute `mars._single_tensor_mars` for one chunk of a tensor, once its norm is known.
 
@@ -633,7 +612,7 @@ def mars_update(
     without correction. Then Adam's step on c, and g is stored for the next step.
     """
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, last_grads = _locate_chunk(
-        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED, CHUNK
+        tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
     step_size = _scalar(scalars + _SCALE, DTYPE)
@@ -647,9 +626,9 @@ def mars_update(
     ratio = _scalar(ratios + tensor, DTYPE)
     adapt = tl.load(scalars + _ADAPT) != 0
     for MASKED in tl.static_range(2):
-        start, stop = _block_range(size, MASKED, BLOCK)
-        for block in range(start, stop, BLOCK):
-            offsets = block + tl.arange(0, BLOCK)
+        start, stop = _block_range(size, MASKED)
+        for block in range(start, stop, _BLOCK):
+            offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _load(grads, offsets, size, MASKED)
             c = ratio * _lerp(

@@ -98,12 +98,7 @@ class Table:
             sent = self._send(message)
             if found_inf is not None:
                 sent[2 * self._count].view(torch.float64).copy_(found_inf)
-            constants = {
-                "DTYPE": kernels.DTYPES[self._dtype],
-                "CHUNK": kernels.CHUNK,
-                "BLOCK": kernels.BLOCK,
-                **kernels.OPTIONS,
-            }
+            constants = {"DTYPE": kernels.DTYPES[self._dtype], **kernels.OPTIONS}
             aligned = self._aligned and _are_aligned(grads)
             return self._launch(sent, constants, aligned=aligned)
 
