@@ -70,6 +70,15 @@ def test_what_is_no_folder_of_runs(sweep: Path, name: str, message: str) -> None
         _ = locate(str(sweep / name)).runs_folder
 
 
+def test_a_pointer_that_cannot_be_read(sweep: Path) -> None:
+    """`best` with bytes of no text names no checkpoint: it is a file like any other."""
+    best = sweep / "0/checkpoints/best"
+    best.write_bytes(b"step-\xff\n")
+    assert locate(str(best)).kind == "other"
+    with pytest.raises(ConfigError, match=f"^resume={best}: neither a run directory nor"):
+        _ = locate(str(best), "resume=").run
+
+
 def test_nothing_there_and_a_link(sweep: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such directory \(looked from .*Did you mean"):
         locate(str(sweep / "1"))
