@@ -196,7 +196,7 @@ def _build_meta_model(
     # muP compares the shapes of this model with those of its base, so it builds both.
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
-    masking_key = config.task.keeps_apart  # such as task.document_masking; None: nothing is masked
+    masking_key = config.task.document_masking_key
     if masking_key is not None:
         notes = [*notes, describe_document_masking(model, masking_key)]
     return model, parametrized.sizes, notes

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
     """Move an unsharded model to its device, and check there that packed documents stay apart.
 
-    Only an attention that needs the device is checked here; others were checked on the CPU. A model
-    to be sharded stays where it is.
+    The check is only for an attention that needs a GPU (`needs_device`); `prepare` has checked
+    others on the CPU. A model to be sharded stays where it is.
 
     Raises:
         ConfigError: The attention mixes documents, or cannot be checked because the model is to be
             sharded.
     """
-    # The key that asks to keep packed documents apart; None: nothing to check here.
-    key = config.task.keeps_apart if needs_device(model) else None
+    # None: nothing to check here.
+    key = config.task.document_masking_key if needs_device(model) else None
     if not isinstance(config.distributed, FsdpConfig):
         model.to(device)
         if key is not None:
-            _refuse_mixed_documents(model, key, device, config)
+            _refuse_mixed_documents(model, key, config)
     elif key is not None:
         raise ConfigError(
             f"model.attn_implementation={config.model.attn_implementation}: with distributed=fsdp"
@@ -43,21 +43,26 @@ def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.devi
 
 
 def check_sharded_model(model: PreTrainedModel, config: RunConfig) -> None:
-    """Check on all ranks that a sharded model sees only the tokens it should.
+    """Check a sharded model: it may see neither the tokens to predict nor other documents.
+
+    Both are tried by forward passes, in which every rank takes part. A model that is not sharded
+    has been checked before, by `build_model`, `prepare` or `move_to_device`.
 
     Raises:
-        ConfigError: The model sees the tokens to predict, or other documents.
+        ConfigError: A forward pass shows that the model sees such tokens.
     """
     if config.task.AUTO_CLASS == CAUSAL:
         refuse_noncausal_model(config.model, model)
-    key = config.task.keeps_apart
+    key = config.task.document_masking_key
     if key is not None:
-        _refuse_mixed_documents(model, key, model.device, config)
+        _refuse_mixed_documents(model, key, config)
 
 
-def _refuse_mixed_documents(
-    model: PreTrainedModel, key: str, device: torch.device, config: RunConfig
-) -> None:
-    """Refuse a model that mixes packed documents in the precision of the run."""
-    precision = Precision(device, config.training.precision.value)
+def _refuse_mixed_documents(model: PreTrainedModel, key: str, config: RunConfig) -> None:
+    """Refuse a model that mixes packed documents in the precision of the run.
+
+    Raises:
+        ConfigError: The message names the key, see `document_masking_key`.
+    """
+    precision = Precision(model.device, config.training.precision.value)
     refuse_mixed_documents(model, key, precision.autocast())

@@ -196,7 +196,7 @@ def prepare(
     task.adapt(model)
     if artifacts.trains:
         refuse_attention_dropout(model)
-    key = config.task.keeps_apart
+    key = config.task.document_masking_key
     if key is not None:
         task.one_row = needs_one_row_batch(model)
         _refuse_sources_in_one_row(task, model)

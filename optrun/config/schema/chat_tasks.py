@@ -56,7 +56,7 @@ class SftConfig(TaskConfig):
         return False
 
     @property
-    def keeps_apart(self) -> str | None:
+    def document_masking_key(self) -> str | None:
         """The key, if positions begin anew with each document."""
         if self.packing:
             return "task.packing=true"

@@ -74,7 +74,7 @@ class CausalLmConfig(TaskConfig):
         )
 
     @property
-    def keeps_apart(self) -> str | None:
+    def document_masking_key(self) -> str | None:
         """The key, if positions begin anew with each document."""
         if self.document_masking:
             return "task.document_masking=true"

@@ -96,10 +96,10 @@ class TaskConfig(Checked):
         return bool(getattr(self, "packing", False))
 
     @property
-    def keeps_apart(self) -> str | None:
-        """The key for separate documents in a block.
+    def document_masking_key(self) -> str | None:
+        """The override that keeps the documents of a block apart, such as `task.packing=true`.
 
-        None: they may.
+        None: attention may cross them.
         """
         return None
 
