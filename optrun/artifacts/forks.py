@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,7 @@ class Fork:
         Args:
             summary: Values of `summary.json`; the record is `branch`.
         """
+        # As `StartedFork.summary` writes it; a file that was edited has no trunk.
         record = summary.get("branch")
         if not isinstance(record, dict) or "folder" not in record:
             return None
@@ -168,11 +169,12 @@ def deleting(folder: Path) -> Iterator[bool]:
         Whether it may be deleted within the block: false if a process reads it; true without a
         manifest, since then nobody can, and on a file system without locks.
     """
-    try:
-        with _locked(folder, fcntl.LOCK_EX) as granted:
-            yield granted
-    except CheckpointError:  # it has no manifest: nobody can read it
-        yield True
+    with ExitStack() as lock:
+        try:
+            granted = lock.enter_context(_locked(folder, fcntl.LOCK_EX))
+        except CheckpointError:  # it has no manifest: nobody can read it
+            granted = True
+        yield granted
 
 
 @contextmanager
@@ -197,6 +199,7 @@ def _locked(folder: Path, kind: int) -> Iterator[bool]:
         granted = True
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except OSError as error:  # any other one than BlockingIOError: there are no locks
+        except OSError as error:
+            # BlockingIOError: another process holds it. Any other: there are no locks here.
             granted = not isinstance(error, BlockingIOError)
         yield granted

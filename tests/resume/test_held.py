@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from optrun.artifacts.forks import deleting
 from optrun.artifacts.retention import Retention
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import Target, locate
@@ -54,3 +55,9 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
     run.checkpoint(3).joinpath("model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError), locate(str(run.path)).locked_checkpoint():
         pass
+
+
+def test_an_error_while_a_checkpoint_is_deleted_is_raised_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(CheckpointError, match="from the block"), deleting(tmp_path):
+        raise CheckpointError("from the block")
