@@ -129,6 +129,7 @@ class AsyncWriter:
             folder = save_checkpoint(self.run, request.snapshot, request.before_commit, self.saving)
             if self.retention is not None:
                 self.retention.trust(folder)
+                # Before older ones are deleted: `best` must not name one that is gone.
                 best_steps = self.retention.complete(request.ranked, request.keep_best)
                 point_best(self.run, best_steps[0] if best_steps else None)
                 step = request.snapshot.global_step

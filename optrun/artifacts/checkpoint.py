@@ -103,17 +103,21 @@ def save_checkpoint(
             written.
         RankLostError: A rank no longer answers; older checkpoints are untouched.
     """
+    # 1. Refuse a state that must not be saved; every rank raises if one does.
     gather_results(saving, lambda: refuse_not_finite(snapshot))
     refuse_disagreement(snapshot.global_step, _sections(snapshot), saving)
     folder = run.checkpoint(snapshot.global_step)
     temporary = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
-        # The first rank's folder is for all: the name holds a process id.
+        # 2. Write the tensors. All ranks write into the first rank's folder, whose name has the id
+        # of its process.
         shared = call_on_first(saving, lambda: _make_temporary_folder(folder, temporary, snapshot))
         if shared is None:
             return folder  # the same checkpoint exists already
         content = write_content(shared, _sections(snapshot), saving)
 
+        # 3. Commit, on the first rank: the manifest, then the rename, then `last`, which may name
+        # only a checkpoint that exists.
         def commit() -> None:
             write_manifest(temporary, snapshot.metadata, content)
             if before_commit is not None:
@@ -158,12 +162,14 @@ def _make_temporary_folder(folder: Path, temporary: Path, snapshot: Snapshot) ->
         StorageError: The disk has no room.
         OSError: The disk refused the write.
     """
+    # 1. A checkpoint of this step: rename a damaged one, and keep one that is the same.
     if folder.exists():
         if problems(folder, snapshot.metadata.run_id):
             refuse_other_format(folder)
             set_aside(folder)
         elif _same_counters(folder, snapshot):
             return None
+    # 2. An empty folder. A link of its name is not followed: `mkdir` fails.
     refuse_without_room(folder, snapshot.size, "Older checkpoints are untouched; make room.")
     if temporary.is_dir() and not temporary.is_symlink():
         remove_folder(temporary)
@@ -228,6 +234,7 @@ def _discard(temporary: Path, folder: Path, saving: ProcessGroup | None) -> None
         return
     replaced = folder.with_name(f"{REPLACED}{folder.name}")
     with contextlib.suppress(OSError):
+        # `_put_in_place` was interrupted between its two renames.
         if replaced.is_dir() and not folder.exists():
             replaced.rename(folder)
         if temporary.is_dir():
@@ -246,6 +253,7 @@ def refuse_not_finite(snapshot: Snapshot) -> None:
     """
     if not snapshot.finite:
         return
+    # The name of the first such tensor; None: there is none.
     name = first_not_finite({name: snapshot.model[name] for name in snapshot.finite})
     name = name or first_not_finite(snapshot.optimizer, infinite=False)
     if name is not None:
@@ -305,12 +313,14 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
     manifest = read_manifest(folder)
     path = folder / names.CHECKPOINT_STATE
     text, state = _read(path)
+    # This file is read for a second time, so it is compared once more.
     if Entry.of(text) != manifest.files[names.CHECKPOINT_STATE]:
         raise CheckpointError(f"{path}: its bytes change while it is read.")
     if state.get("global_step") != manifest.step:
         raise CheckpointError(
             f"{path}: step {state.get('global_step')}, the manifest says {manifest.step}."
         )
+    # Two sections, the model first. Nothing is read but headers.
     model, optimizer = [
         StoredTensors([folder / file for file in files], manifest.tensors[section])
         for section, files in manifest.sections.items()

@@ -81,11 +81,14 @@ def _write_sharded(temporary: Path, sections: Sections, saving: ProcessGroup) ->
     Returns:
         The same on every rank. Its files are sorted by path, and its mesh is that of the model.
     """
+    # 1. This rank's files: one shard in each folder, or none if other ranks write all of it.
     rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
         shards = write_shards(temporary / folder, part, saving)
         rank_files |= {f"{folder}/{name}": entry for name, entry in shards.items()}
 
+    # 2. `write_shards` has flushed the files; now their folders. A disk may refuse on one rank
+    # alone, so every rank hears of it when the entries are gathered.
     def flush_folders() -> dict[str, Entry]:
         for folder in SHARD_FOLDERS:
             sync_folder(temporary / folder)
@@ -94,6 +97,7 @@ def _write_sharded(temporary: Path, sections: Sections, saving: ProcessGroup) ->
     files: dict[str, Entry] = {}
     for written in gather_results(saving, flush_folders):
         files |= written
+    # 3. The entries of all ranks. The full shapes are known to each of them.
     tensors = dict(zip(SHARD_FOLDERS, _described(sections), strict=True))
     return Content(
         dict(sorted(files.items())),
@@ -127,6 +131,7 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
 
     def summary() -> tuple[int, int, str]:
         text = json.dumps(_described(sections), sort_keys=True)
+        # Step, number of tensors, and a digest of their names, dtypes and shapes.
         return global_step, sum(map(len, sections)), hashlib.sha256(text.encode()).hexdigest()
 
     first, *further = gather_results(saving, summary)
@@ -151,11 +156,13 @@ def write_manifest(temporary: Path, metadata: CheckpointMetadata, content: Conte
         OSError: The disk refused the write.
         ValueError: The manifest would exceed the size that can be read back.
     """
+    # 1. `state.json`.
     text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()
     refuse_larger(text, names.CHECKPOINT_STATE)
     with Output(temporary / names.CHECKPOINT_STATE, exclusive=True) as file:
         file.write(text)
         file.sync()
+    # 2. `manifest.json`. It has a checksum of every file, so it is the last one.
     facts = {
         "run_id": metadata.run_id,
         "step": metadata.global_step,

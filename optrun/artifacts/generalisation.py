@@ -124,13 +124,14 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
     if not isinstance(metric, str):
         return None
     loss = loss_beside(metric)
+    # Each is None if the summary lacks it.
     after = _value(summary, "last", loss)
     train = _value(summary, "last", "train/loss")
     before = _value(summary, "before_training", loss)
     majority = _compare_with_majority(summary, loss)
     if after is None or not isinstance(step, int) or (majority is None and before is None):
         return None
-    seen, texts = _count_seen_texts(summary, loss)
+    seen, texts = _count_seen_texts(summary, loss)  # 0 and 0 if nobody counted
     verdict = _verdict(after, before, train, majority)
     if verdict is not Verdict.no_better and seen > HALF * texts:
         verdict = Verdict.seen
@@ -163,23 +164,32 @@ def _verdict(
         majority: The model against always answering one class; None: there are no classes.
 
     Returns:
-        The floor is the accuracy of the majority class, or without classes a fall of eval/loss by
-        1 %. If the model does not beat it: `memorised` if only train/loss fell, by half or more,
-        else `no_better`. If it beats it: `better` if the loss before training is unknown, or if
-        without classes it fell by less than 10 %; `partly` if eval/loss fell by less than half as
-        much as train/loss; else `generalises`.
+        The first of these that holds. The model beats its floor if it has clearly more right
+        answers than the majority class (`Majority.beaten`), or without classes if eval/loss fell by
+        more than 1 %.
+
+        1. The loss before training is unknown: `better` if the model beats the majority class, else
+           `no_better`.
+        2. The floor is not beaten: `memorised` if train/loss fell by more than half and eval/loss
+           by 1 % at most; else `no_better`.
+        3. There are no classes, and eval/loss fell by less than 10 %: `better`.
+        4. eval/loss fell by less than half as much as train/loss: `partly`.
+        5. Else: `generalises`.
     """
-    if before is None:  # how far a loss has fallen is unknown
+    # 1. How far a loss has fallen is unknown.
+    if before is None:
         beats_majority = majority is not None and majority.beaten
         return Verdict.better if beats_majority else Verdict.no_better
     eval_fall = before - after
     train_fall = 0.0 if train is None else before - train
     has_improved = eval_fall > LEAST * abs(before)
     beats_floor = has_improved if majority is None else majority.beaten
+    # 2.
     if not beats_floor:
         if train_fall > HALF * abs(before) and not has_improved:
             return Verdict.memorised
         return Verdict.no_better
+    # 3. and 4.
     if majority is None and eval_fall < ENOUGH * abs(before):
         return Verdict.better
     if train_fall > 0 and eval_fall < HALF * train_fall:

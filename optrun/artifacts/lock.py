@@ -103,7 +103,7 @@ def _take(path: Path, descriptor: int) -> None:
     """
     try:
         if not _try_lock(descriptor):
-            raise _locked(path, _holder(descriptor))
+            raise _locked(path, _holder(descriptor))  # a LockedError, which is no OSError
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise StorageError(f"{path}: the lock cannot be taken: {error.strerror}.") from error

@@ -95,15 +95,15 @@ def read_checksummed(path: Path, supported_format: int) -> tuple[PlainDict, dict
     recorded_checksum = values.pop("sha256", None)
     # The checksum of another format may be computed in another way, so it proves nothing. If it
     # fits with the number of this format, only that number was edited.
-    is_intact = recorded_checksum == checksum_of({**values, "format": supported_format})
-    if version != supported_format and not is_intact:
-        refuse_format(path, version, supported_format)
-        raise CheckpointError(
-            f"{path}: format {str(version)[:20]}, this optrun reads format {supported_format}."
-        )
-    if version != supported_format or not is_intact:
+    fits_this_format = recorded_checksum == checksum_of({**values, "format": supported_format})
+    if version == supported_format and fits_this_format:
+        return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
+    if version == supported_format or fits_this_format:
         raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
-    return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
+    refuse_format(path, version, supported_format)  # OtherFormatError if it is an integer
+    raise CheckpointError(
+        f"{path}: format {str(version)[:20]}, this optrun reads format {supported_format}."
+    )
 
 
 @contextmanager
@@ -167,7 +167,7 @@ class CheckpointManifest:
         """
         if self.ranks is None:
             return {name: [name] for name in TENSOR_FILES}
-        shards = sorted(filter(_SHARD.fullmatch, self.files))
+        shards = sorted(filter(_SHARD.fullmatch, self.files))  # by folder, then by rank
         return {
             folder: [name for name in shards if name.startswith(f"{folder}/")]
             for folder in SHARD_FOLDERS
@@ -230,6 +230,7 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
         if names.CHECKPOINT_STATE not in files or not all(shards):
             expected = f"{names.CHECKPOINT_STATE} and shards in {' and '.join(SHARD_FOLDERS)}"
             raise CheckpointError(f"{path}: names {file_names}; expected {expected}.")
+        # Numbers of shards that no rank has.
         strange = {int(shard["number"]) for shard in shards if shard} - set(range(1, ranks + 1))
         if strange:
             raise CheckpointError(
@@ -344,6 +345,7 @@ def foreign_files(folder: Path) -> list[Path]:
         content = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}
     except (CheckpointError, OSError):
         content = {*CONTENT, names.CHECKPOINT_MANIFEST}
+    # Folders of shards: "model" of "model/shard-...".
     folders = {name.partition("/")[0] for name in content if "/" in name}
     foreign = []
     for path in folder.iterdir():

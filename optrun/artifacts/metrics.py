@@ -116,8 +116,7 @@ class MetricsWriter:
                 " >= 0"
             )
         clean = {name: to_json(value, where=name) for name, value in record.items()}
-        # One write of one line: what another reader sees ends at a line end, or in one torn last
-        # line.
+        # One write of one line: another reader sees whole lines, or a torn last one.
         line = json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
         # A refused write leaves no part of the line in the file.
@@ -285,7 +284,7 @@ def _without_unscheduled(line: bytes) -> bytes | None:
         True
     """
     record = parse_json(line, "a line of the metrics")
-    prefixes = tuple(record.pop("unscheduled", ()))
+    prefixes = tuple(record.pop("unscheduled", ()))  # such as "eval/"
     if not prefixes:
         return line
     scheduled = {name: value for name, value in record.items() if not name.startswith(prefixes)}
@@ -390,11 +389,12 @@ def _mend_tail(path: Path) -> None:
         with open_file(path, limit=LINES_BYTES) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            if file.read() in (b"", b"\n"):
+            if file.read() in (b"", b"\n"):  # an empty file, or a last line with its end
                 return
     except FileNotFoundError:
         return
-    for line in read_lines(path):  # as bytes; only the last one is needed
+    # The file is not empty, so there is a last line; no more than one is in memory.
+    for line in read_lines(path):
         torn_line = line
     if _parse(torn_line) is not None:
         with path.open("ab") as file:

@@ -141,7 +141,7 @@ def result_deciding_values(values: PlainMapping) -> PlainDict:
         >>> result_deciding_values({"lr": 0.1, "run_name": "a", "optimizer": {"default_lr": 1.0}})
         {'lr': 0.1, 'optimizer': {}}
     """
-    # 1. Whole groups and keys.
+    # 1. Whole groups and keys, except those without effect; `branch_from` counts only if it is set.
     result = {
         key: value
         for key, value in values.items()
@@ -151,10 +151,11 @@ def result_deciding_values(values: PlainMapping) -> PlainDict:
         result |= {key: values.get(key) for key in _OF_BRANCHES}
         trunk = Trunk.parse(str(values["branch_from"]))
         if trunk is not None:
-            result["branch_from"] = trunk.digest  # wherever the checkpoint lies
+            result["branch_from"] = trunk.digest  # and not its path
     if isinstance(values.get("training"), Mapping):
         result["training"] = _result_deciding_training(values)
-    # 2. Single keys of groups that are left out, `checkpoint` and `distributed`.
+    # 2. Single keys of groups that step 1 left out: pairs such as ("checkpoint", "metric"), which
+    # count if other values make them matter, and the dtypes of `distributed`, which always count.
     training = values.get("training") or {}
     conditional = conditional_keys(
         training.get("early_stopping_patience"),
@@ -165,7 +166,8 @@ def result_deciding_values(values: PlainMapping) -> PlainDict:
         chosen = values.get(group)
         if isinstance(chosen, Mapping) and chosen.get(key) is not None:
             result.setdefault(group, {})[key] = chosen[key]
-    # 3. Factors of the default lr: they have done their work once `lr` is resolved.
+    # 3. Factors of the default lr: they have done their work once `lr` is resolved. Groups are
+    # replaced and not changed, since `values` holds the same mappings.
     for group, key in _DERIVED:
         chosen = result.get(group)
         if isinstance(chosen, Mapping):

@@ -59,12 +59,13 @@ def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
         return [act()]
     import torch.distributed as dist
 
+    # Every rank sends (result, None) or (None, error).
     rank_result: tuple[T | None, Exception | None]
     try:
         rank_result = (act(), None)
     except Exception as error:  # sent to all ranks, which raise it
         rank_result = (None, _picklable(error))
-    # torch fills this list.
+    # torch replaces the entries of this list by what the ranks send.
     gathered: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
     with lost_rank_errors():
         dist.all_gather_object(gathered, rank_result, group=group)
@@ -76,6 +77,7 @@ def gather_results(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
 
 def call_on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
     """Run an action on the first rank only; every rank gets its result, or raises its error."""
+    # The others do nothing, and take the first of all results.
     first: T | None = gather_results(group, act if rank_of(group) == 0 else lambda: None)[0]
     return cast(T, first)
 

@@ -84,11 +84,14 @@ def clean_leftovers(run: RunDir) -> list[str]:
         if path.is_symlink():
             continue
         original = path.with_name(path.name.removeprefix(REPLACED))
+        # A checkpoint that a save had renamed, before the new one took its place.
         if path.name.startswith(REPLACED) and path.is_dir() and not original.exists():
             path.rename(original)
+        # An unfinished save, a half-deleted checkpoint, or one whose replacement is in place.
         elif path.name.startswith((TEMPORARY, DOOMED, REPLACED)) and path.is_dir():
             remove_folder(path)
             removed.append(path.name)
+        # `best` or `last`, half written.
         elif path.name.startswith((".best.", ".last.")) and path.name.endswith(".tmp"):
             path.unlink()
     return removed
@@ -136,8 +139,9 @@ class Retention:
         Returns:
             The deleted folders, newest first.
         """
+        # From the newest back: the first `keep_last` complete ones stay, others if they are to.
         expired = []
-        newest = 0  # complete checkpoints so far, from the newest back
+        newest = 0
         for folder in checkpoint_folders(self.run):
             if not self._is_complete(folder):
                 continue
@@ -145,6 +149,7 @@ class Retention:
                 newest += 1
             elif step_of(folder) not in keep:
                 expired.append(folder)
+        # `deleting` yields false for a checkpoint that somebody reads.
         with contextlib.ExitStack() as locks:
             deleted = [folder for folder in expired if locks.enter_context(deleting(folder))]
             for folder in deleted:

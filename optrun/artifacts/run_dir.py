@@ -150,13 +150,14 @@ class RunDir:
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
+        # `replace_text` writes this one, and renames it.
         unfinished_config = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
         paths = self.path.iterdir()
         names = {path.name for path in paths if not unfinished_config.fullmatch(path.name)}
         if names <= {LOCK}:
             return True
         if HYDRA not in names or not names <= {HYDRA, LOCK, LOG, LOGS}:
-            return False
+            return False  # logs without `.hydra/` may be those of any program
         return self._hydra_is_ours() and not self._has_foreign_logs()
 
     def _hydra_is_ours(self) -> bool:
@@ -260,7 +261,7 @@ def find_runs(path: Path | str) -> Iterator[Path]:
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key with digits compared as numbers."""
-    pieces = re.split(r"(\d+)", name)
+    pieces = re.split(r"(\d+)", name)  # "run12b" -> "run", "12", "b"
     return [
         (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece
     ]

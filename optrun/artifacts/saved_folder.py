@@ -29,7 +29,7 @@ def write_checksums(folder: Path) -> None:
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_dir() or name == CARD:
+        if path.is_dir() or name == CARD:  # `rglob` lists the files of folders, too
             continue
         with open_file(path) as file:
             os.fsync(file.fileno())

@@ -59,11 +59,12 @@ class ShardWriter(HuggingFaceStorageWriter):
         each piece begins in the full tensor. Without tensors nothing is written.
 
         Args:
-            plan: Says which pieces this rank writes.
-            planner: Has their tensors.
+            plan: Which pieces this rank writes: an item per tensor with its name and its chunk,
+                the offsets and sizes of the piece in the full tensor.
+            planner: Returns the tensor of an item.
 
         Returns:
-            A future that is done, with name and size of each piece.
+            A future that is done, with index and size of each piece, as torch expects.
 
         Raises:
             OSError: The disk refused the write.
@@ -72,16 +73,19 @@ class ShardWriter(HuggingFaceStorageWriter):
         tensors: dict[str, torch.Tensor] = {}
         offsets: dict[str, dict[str, list[int]]] = {}
         results = []
+        # Torch's own file name. The index is that of the rank, from 1; each rank has one file.
         name = f"shard-{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
         for item in plan.items:
             piece = planner.resolve_data(item)
+            # Always so: `write_shards` saves nothing but tensors.
             assert isinstance(piece, torch.Tensor)
             assert item.tensor_data is not None
-            tensor_name = item.index.fqn
+            tensor_name = item.index.fqn  # fully qualified name
             tensors[tensor_name] = piece
             offsets[tensor_name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
             results.append(WriteResult(item.index, piece.nbytes, None))
         if tensors:
+            # The header that torch's readers look for.
             metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
             self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata)
         done: Future[list[WriteResult]] = Future()
@@ -113,6 +117,7 @@ def write_shards(
     writer = ShardWriter(folder)
     try:
         with lost_rank_errors():
+            # A collective: the ranks agree on a plan, and each calls its `writer.write_data`.
             save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         # `failures` maps each rank that failed to its error and traceback.
@@ -125,7 +130,7 @@ def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
     """Describe the mesh of divided tensors; None if no tensor is divided."""
     for tensor in tensors.values():
         if isinstance(tensor, DTensor):
-            mesh = tensor.device_mesh
+            mesh = tensor.device_mesh  # the same for all of a model
             return {"dim_names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)}
     return None
 
@@ -209,6 +214,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             CheckpointError: The message names the first such tensor.
         """
         where = files[0].parent if files else "the checkpoint"
+        # Names on one side only.
         for name in sorted(self._pieces.keys() ^ self.described.keys()):
             only = "the files" if name in self._pieces else "the manifest"
             raise CheckpointError(f"{where}: tensor {name} is in {only} only.")
@@ -247,15 +253,16 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         pieces = self._pieces[name]
         shape = tuple(self.described[name]["shape"])
         with _safetensors_errors(pieces[0].file):
-            first_piece = self._stored(name, pieces[0])
-            # 1. This rank's part.
+            first_piece = self._stored(name, pieces[0])  # mapped: nothing is read yet
+            # 1. This rank's part: memory of its shape, filled from the pieces that overlap with it.
             if isinstance(like, DTensor) and tuple(like.shape) == shape:
                 divided = torch.empty_like(like.detach(), dtype=first_piece.dtype)
                 self._fill(local_part(divided), _first_index(divided), name)
                 return divided
-            # 2. The full tensor, from one file or from several.
+            # 2. The full tensor that was stored as one piece.
             if pieces[0].shape == shape:
                 return first_piece
+            # 3. The full tensor, put together from its pieces.
             tensor = torch.empty(shape, dtype=first_piece.dtype)
             self._fill(tensor, (0,) * len(shape), name)
             return tensor
@@ -273,16 +280,22 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             offsets: Index in the full tensor at which the part begins, for each dimension.
             name: Name of the tensor.
         """
-        target_piece = _Piece(Path(), tuple(offsets), tuple(target.shape))
+        target_piece = _Piece(Path(), tuple(offsets), tuple(target.shape))  # in no file
         for piece in self._pieces[name]:
             overlap = _overlap(target_piece, piece)
             if overlap is not None:
+                # The overlap counts in the full tensor; either side is indexed from its own begin.
                 source = self._stored(name, piece)[_slices(overlap, piece.offsets)]
                 target[_slices(overlap, offsets)].copy_(source)
 
 
 def _slices(ranges: Sequence[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
-    """Convert ranges in the full tensor to slices of a part of it that begins at `origin`."""
+    """Convert ranges in the full tensor to slices of a part of it that begins at `origin`.
+
+    Example:
+        >>> _slices([(4, 6), (0, 3)], origin=(3, 0))
+        (slice(1, 3, None), slice(0, 3, None))
+    """
     slices = []
     for (begin, end), offset in zip(ranges, origin, strict=True):
         slices.append(slice(begin - offset, end - offset))
@@ -307,15 +320,15 @@ def _hold_each_element_once(pieces: Sequence[_Piece], shape: Sequence[int]) -> b
         >>> _hold_each_element_once([rows(1, 2), rows(0, 2)], (4, 3))
         False
     """
-    solid = [piece for piece in pieces if 0 not in piece.shape]
+    solid = [piece for piece in pieces if 0 not in piece.shape]  # that have elements
     if sum(math.prod(piece.shape) for piece in solid) != math.prod(shape):
         return False
     if not all(_is_inside(piece, shape) for piece in pieces):
         return False
+    # No overlap; only neighbours are compared where that is enough.
     divided = [d for d in range(len(shape)) if any(piece.shape[d] != shape[d] for piece in solid)]
     if len(divided) == 1:
-        # FSDP divides one dimension, perhaps into thousands of pieces. Then it is enough to compare
-        # neighbours, and not all pairs.
+        # As FSDP does, perhaps into thousands of pieces: all pairs would be millions.
         solid.sort(key=lambda piece: piece.offsets)
         pairs: Iterable[tuple[_Piece, _Piece]] = pairwise(solid)
     else:

@@ -102,11 +102,13 @@ class Target:
         """
         from optrun.artifacts.retention import latest_complete
 
+        # 1. The named checkpoint: no other one takes its place.
         if self.checkpoint is not None:
             faults = problems(self.checkpoint, run_id_of(self.run))
             if faults:
                 raise CheckpointError(faults[0])
             return self.checkpoint
+        # 2. The newest one of a run; `damaged` has the faults of newer ones.
         newest, damaged = latest_complete(self.run)
         first_faults = [faults[0] for faults in damaged.values()]
         if newest is None:
@@ -138,14 +140,18 @@ class Target:
         """
         with ExitStack() as locks:
             while True:
+                # 1. Choose. An error counts only if the run has neither saved nor deleted a
+                # checkpoint meanwhile; else it may be about one that vanished while it was read.
                 folders = checkpoint_folders(self.run)
                 try:
                     folder = self.complete_checkpoint()
                 except CheckpointError:
                     if checkpoint_folders(self.run) == folders:
                         raise
-                    continue  # it was deleted while it was checked
-                with suppress(CheckpointError):  # it is being deleted
+                    continue
+                # 2. Lock. `reading` raises if the run is deleting the checkpoint; if the run was
+                # faster, the lock is on a folder that is gone. Either way choose again.
+                with suppress(CheckpointError):
                     locks.enter_context(reading(folder))
                     if folder.is_dir():
                         break
@@ -181,7 +187,8 @@ def locate(value: str, key: str = "") -> Target:
         raise ConfigError(
             f"{typed}: no such directory (looked from {Path.cwd()}).{_nearest_path(value, key)}"
         )
-    # `best` and `last` are files that hold the name of a checkpoint beside them.
+    # `best` and `last` are files that hold the name of a checkpoint beside them. Any other file,
+    # and one that names none, stays what it is.
     if path.is_file() and path.parent.name == CHECKPOINTS:
         path = read_pointer(path) or path
     if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
@@ -281,5 +288,5 @@ def _latest_run(run_dir: Path | None) -> Path | None:
             continue  # no summary: the run did not get as far as its first step
         started.append((str(summary.get("started_at", "")), str(path)))
     if started:
-        return Path(max(started)[1])
+        return Path(max(started)[1])  # times are ISO 8601, which sorts as text
     return None
