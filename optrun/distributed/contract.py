@@ -67,16 +67,17 @@ def call_on_all(ranks: Ranks, act: Callable[[], T]) -> T:
     """
     if ranks.size == 1:
         return act()
+    # Each rank sends its error or None, once; `_first_error` returns the first one on every rank.
     try:
         result = act()
     except OptrunError as error:
         error_record = [error.exit_code, socket.gethostname(), str(error)]
         ranks.all_reduce("errors", error_record, _first_error)
         raise
-    # This rank has none: it sends None, and learns of the others'.
     first_error = ranks.all_reduce("errors", None, _first_error)
     if first_error is not None:
         rank, code, host, message = first_error
+        # The class of errors with this exit code.
         raise kind_of(code)(f"rank {rank} on {host}: {message}")
     return result
 
@@ -135,6 +136,7 @@ def _shorten(value: str | None, other: str | None) -> str:
     text = value.strip('"')
     if len(text) <= _MAX_CHARACTERS:
         return text
+    # The length of what both have in common.
     first_difference = len(os.path.commonprefix([text, (other or "").strip('"')]))  # noqa: RUF071  # characters, no paths
     begin = max(0, first_difference - _CONTEXT)
     end = begin + _MAX_CHARACTERS

@@ -250,6 +250,7 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     is_prepared = last.phase > Phase.preparing
     if is_prepared and step > last.step:
         done += 1
+    # The rest, such as process and rank, stays as `begin` set it.
     line.last = RankStatus(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
     line.table.write(line.local_rank, line.last)
     return last.phase

@@ -158,7 +158,7 @@ def _read_local_rank(
     if local_size.isdecimal():
         return local_rank, int(local_size)
     if nodes == 1:
-        return local_rank, max(local_rank + 1, ranks)
+        return local_rank, max(local_rank + 1, ranks)  # a local rank has to be below the size
     return local_rank, local_rank + 1
 
 
@@ -280,7 +280,7 @@ def first_node(nodes: str) -> str:
         >>> first_node("a[1-2]b[3-4]-ib")
         'a1b3-ib'
     """
-    # Characters outside of brackets but commas, or whole brackets.
+    # A repetition of: one character that is neither comma nor "[", or a whole bracket.
     until_comma_outside_brackets = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     assert until_comma_outside_brackets is not None
     # Of each bracket only its first number.

@@ -76,7 +76,7 @@ def run_ranks(
     with _launcher_environment(ranks.nproc), _forward_signals(heartbeats) as stops:
         for _ in range(ranks.max_restarts + 1):
             ends = _run_once(ranks, heartbeats, begin(ends))
-            error = error_of(ends)
+            error = error_of(ends)  # None: all ranks ended well
             if error is None or error.exit_code != EXIT_FAILED or stops:
                 break
     assert ends is not None
@@ -100,6 +100,7 @@ def _run_once(ranks: LocalRanks, heartbeats: Heartbeats, command: Sequence[str])
         """Record and kill the hanging ranks among the silent ones; called by the watchdog."""
         if hung:  # ranks that fall silent later have lost a hung one, and torch ends them
             return
+        # Their ends are described while they live: that asks them where they are.
         hung.update(find_hung(silent, ranks.timeout_seconds, ranks.nproc))
         for local_rank in hung:
             kill(silent[local_rank])
@@ -140,6 +141,7 @@ def _launch(command: Sequence[str], nproc: int) -> list[int]:
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle="SIGQUIT",  # other signals are requests to the ranks
     )
+    # Returns when all ranks have ended well; raises when one has failed and the others are ended.
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as failed:

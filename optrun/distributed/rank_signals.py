@@ -91,19 +91,25 @@ class RankSignals:
           this rank asks for, and a launcher that is gone, which counts as one. SLURM may signal a
           rank and its starter at once: both count as one.
         - to save, sent as SIGUSR1.
+
+        Each is sent once, though this method is called ten times a second:
+
+        - a first stop, unless training is stopping already, by a signal that came from elsewhere;
+        - a second stop, once training has been stopping for 2.5 s;
+        - a save, for any number of requests since the last one.
         """
         handler = self._training_handler()
         if handler is None:
             return
         requests = Requests() if self.heartbeats is None else self.heartbeats.requests
-        # 1. How often to stop, and by which signal.
+        # 1. How often to stop (0, 1 or more often), and by which signal.
         stops = requests.stops
         number = requests.stop_signal
         if self._noted_stops:
             number = self._noted_stops[0]
         if self._noted_stops or self._orphaned:
             stops = max(stops, 1)
-        # 2. Send each stop once: the main thread may take a while to run the handler.
+        # 2. Stop. `_stops_sent` counts too, since the main thread may run its handler much later.
         is_stopping = handler.stop_signal is not None
         if stops and not is_stopping and self._stops_sent == 0:
             self._stops_sent = 1

@@ -119,6 +119,7 @@ class Rendezvous:
             RendezvousError: A rank does not come.
         """
         nonce = os.urandom(8).hex()
+        # 1. to 3.
         try:
             self.send("hello", nonce)
             with _store_errors():
@@ -131,6 +132,8 @@ class Rendezvous:
                 " number of ranks."
             ) from error
         if start_id is None:  # the time is up
+            # Ranks that have sent no nonce. If all have, one nonce is of an earlier start: at least
+            # one rank is missing, and nobody knows which.
             missing = self._wait_for_missing("hello", range(self.size), 0.0)
             who = name_ranks(missing) if missing else "one that was started before, and is gone"
             raise RendezvousError(
@@ -153,12 +156,14 @@ class Rendezvous:
         for _ in self._poll():
             if not self.store.check(hello_keys):
                 continue
-            # All ranks have sent a nonce, perhaps some of them at an earlier start.
+            # All ranks have sent a nonce, perhaps some of them at an earlier start. Whenever one of
+            # them changes, all are published again.
             nonces = [str(json.loads(text)) for text in self.store.multi_get(hello_keys)]
             if nonces != published:
                 published = nonces
                 self.store.set("welcome", json.dumps(nonces))
             start_id = nonces[0]
+            # All ranks but this one, rank 0, confirm that their own nonce was published.
             if self.store.check([f"{start_id}/{key}" for key in self._keys("came")[1:]]):
                 return start_id
         return None
@@ -235,6 +240,7 @@ class Rendezvous:
         """
         key = f"machine/{socket.gethostname()}"
         with _store_errors():
+            # Looks until the key is there, or the time is up.
             if any(self.store.check([key]) for _ in self._poll()):
                 return self.store.get(key).decode()
         raise OptrunError(
@@ -254,6 +260,7 @@ class Rendezvous:
             Empty as soon as all have sent a value.
         """
         keys = [f"{key}/{rank}" for rank in ranks]
+        # `any` ends at the first look at which all keys are there, or when the time is up.
         with _store_errors():
             if not keys or any(self.store.check(keys) for _ in self._poll(timeout)):
                 return []

@@ -112,9 +112,11 @@ def _shard_fully(
         ),
         "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
     }
+    # `fully_shard` replaces the parameters by DTensors; their values are still needed below.
     full_params = {name: param.detach() for name, param in model.named_parameters()}
 
-    # Shard. The root's backward pass follows its forward pass directly, so resharding in between
+    # Shard. A block becomes a unit that is gathered and freed by itself, the root the unit of what
+    # is left. The root's backward pass follows its forward pass directly, so resharding in between
     # would gather its parameters twice.
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
@@ -173,6 +175,7 @@ def _copy_from_rank_0(
     """
     import torch.distributed as dist
 
+    # 1. Memory for ranks without any. If all ranks have their weights, they are equal already.
     is_on_meta = any(tensor.is_meta for tensor in full_params.values())
     if not any(world.gather_objects(is_on_meta)):
         return
@@ -181,19 +184,20 @@ def _copy_from_rank_0(
         tie_weights = getattr(model, "tie_weights", None)
         if callable(tie_weights):
             tie_weights()  # allocating has given tied parameters memory of their own
+    # 2. The values. Each call is a collective, so all ranks go through the same names in one order.
     with torch.no_grad():
         for name, param in model.named_parameters():
             assert isinstance(param, DTensor)
             if world.rank == 0:
                 source = full_params.pop(name)
             else:
-                source = torch.empty(param.shape, dtype=param.dtype)
+                source = torch.empty(param.shape, dtype=param.dtype)  # ignored: rank 0 sends
             shard = distribute_tensor(source, param.device_mesh, param.placements, src_data_rank=0)
             param.to_local().copy_(shard.to_local())
         for buffer in model.buffers():  # not all of them are saved with the weights
             content = buffer
             if buffer.dtype is torch.bool:  # gloo cannot send booleans
-                content = buffer.view(torch.uint8)
+                content = buffer.view(torch.uint8)  # the same memory
             dist.broadcast(content, 0)
 
 

@@ -41,12 +41,12 @@ def find_hung(
     Returns:
         Rank on this machine -> its end, whose message names its innermost Python frame.
     """
-    # 1. Sort the silent ranks.
+    # 1. Sort the silent ranks. A frame is "FILE:LINE in FUNCTION", or empty.
     frames = {local_rank: _innermost_frame(status) for local_rank, status in silent.items()}
     stopped = []
     not_waiting = []
     for local_rank, status in silent.items():
-        if process_state(status.pid) in ("T", "t"):
+        if process_state(status.pid) in ("T", "t"):  # by a signal, or by a debugger
             stopped.append(local_rank)
         is_in_collective = any(path in frames[local_rank] for path in _WAITING)
         if status.phase is not Phase.waiting and not is_in_collective:

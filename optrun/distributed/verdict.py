@@ -111,7 +111,7 @@ def error_of(
     if not causes:
         return None
     cause = causes[0]
-    # 1. The exit code.
+    # 1. The exit code; a negative one, a signal, becomes 1.
     has_one_code = len({end.code for end in causes}) == 1
     code = cause.code if has_one_code and cause.code > 0 else EXIT_FAILED
     # 2. The message. Only a rank that was ended, or that ended without a report, has a `where`.
@@ -147,14 +147,15 @@ def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
     """
     causes = [end for end in failed if not end.lost_rank]
     causes = [end for end in causes if end.code not in _BY_SECOND_SIGNAL] or causes
-    # Killed by a signal.
+    # 1. A negative code is a signal.
     killed = [end for end in causes if end.code < 0 and end.code != -signal.SIGTERM]
     if killed:
         return [min(killed, key=lambda end: end.seen)]
-    # Ended by themselves, or by SIGTERM.
+    # 2., 3. and 4.: whatever is left here after `exited` was ended by SIGTERM.
     exited = [end for end in causes if end.code > 0]
     with_error = [end for end in exited if end.code != EXIT_STOPPED_EARLY]
     roots = with_error or exited or causes
+    # 5. All of them only lost another rank.
     if not roots:
         return list(failed)
     return sorted(roots, key=lambda end: not end.message)

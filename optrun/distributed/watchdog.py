@@ -96,7 +96,8 @@ class Watchdog:
             is_late = now - status.time > allowed_silence(status, self._timeout_seconds)
             if is_late and status.phase is not Phase.closing:  # the end has no limit
                 silent[rank] = status
-        # A status has its time in it: a rank that is silent for a second time counts as new.
+        # Pairs of rank and status. A status has its time in it: a rank that is silent for a second
+        # time counts as new.
         if silent.items() - self._reported.items():
             self._reported = silent
             self._on_silent(silent)

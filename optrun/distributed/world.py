@@ -96,6 +96,7 @@ class World:
         import torch.distributed as dist
 
         rows = [torch.empty_like(tensor) for _ in range(self.size)]
+        # None: the default group, whose backend is the one of the device.
         group = self.control if tensor.device.type == "cpu" else None
         with _waiting():
             dist.all_gather(rows, tensor, group=group)
