@@ -149,7 +149,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     2. The same error for the mapping around the key, if only another choice has that mapping.
     3. The name here, for a key of another program.
     4. The nearest keys of the whole configuration, for a key below no mapping.
-    5. The nearest keys beside it, or the choices that have it; if none is near, all keys beside it.
+    5. The nearest keys beside it. If none is near, the choices that have it and the keys beside it.
 
     A key of Hydra's goes to `unknown_hydra_key`.
 
@@ -184,10 +184,11 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         return ConfigError(f"{problem} {hint}")
     # 5. Below a mapping.
     siblings = [name for name in _children(keys, head) if name != "name"]
-    hint = _hint_beside(keys, siblings, head, leaf, other_choices)
-    if not hint:
-        mapping = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
-        hint = f"{mapping} has: {list_names(siblings, 12)}."
+    mapping = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
+    keys_here = f"{mapping} has: {list_names(siblings, 12)}."
+    hint = _hint_beside(keys, siblings, head, leaf, other_choices) or keys_here
+    if hint.startswith("It belongs to"):
+        hint = f"{hint} {keys_here}"
     return ConfigError(f"{problem} {hint}")
 
 

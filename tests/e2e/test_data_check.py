@@ -47,7 +47,7 @@ def test_data_are_told_before_the_first_step(
     assert optrun(*words(*TINY_BERT), "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
     before = said[: said.index("step 0/2")]
-    train, *_, leaked = before[before.index("train  60 examples") :].splitlines()
+    train, *_, leaked, folder_line = before[before.index("train  60 examples") :].splitlines()
     assert train.endswith("even: 50.0 %, odd: 50.0 %")
     assert "eval   3 examples" in before
     assert "data.max_length=32 cuts 1 of 3 examples" in before
@@ -56,6 +56,7 @@ def test_data_are_told_before_the_first_step(
         == "warning: 1 of 3 texts of data.eval are in data.train, too: evaluation sees texts that"
         " were trained on"
     )
+    assert folder_line == "-> run"
     assert "data.max_length=32 cuts 1 of 3" in (folder / "run" / "optrun.log").read_text()
 
 

@@ -186,7 +186,7 @@ REFUSED = {
     "length": (["training.max_steps=5"], ["training.max_steps=5", "step 5"]),
     "schedule": (
         ["scheduler.decay_steps=2"],
-        ["scheduler.decay_steps", "It belongs to scheduler=cosine"],
+        ["scheduler.decay_steps", "It belongs to scheduler=cosine", "num_decay_steps"],
     ),
     "recipe": (["-cn", "stdlib_gpt"], ["-cn stdlib_gpt", "trunk"]),
     "resume": (["resume=trunk"], ["resume=trunk", "branch_from", "one of them"]),
