@@ -24,7 +24,7 @@ from optrun.report.confirmation_plan import (
 )
 from optrun.report.findings import Findings, Question, forks_of, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
-from optrun.report.sweep_folder import is_search, read_list
+from optrun.report.sweep_folder import in_sweep, is_search, read_list
 from optrun.report.verdict import (
     could_more_seeds_decide,
     find_contenders_at_edge,
@@ -322,9 +322,13 @@ def _compose_wider_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     sweep: one more value does not widen those.
     """
     edges = find_contenders_at_edge(findings)  # each contender, and the lr to add to its grid
-    if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
+    if not edges or findings.tuned_keys != ["lr"]:
         return None
     runs = [contender.configuration.runs[0] for contender, _ in edges]
+    if in_sweep(runs[0].path):  # the reported folder may hold several sweeps
+        sweep = runs[0].path.parent
+    if is_search(sweep):
+        return None
     # A job of a recipe that is a sweep has `hydra.mode=RUN` in its command.
     if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None

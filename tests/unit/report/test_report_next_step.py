@@ -282,3 +282,21 @@ def test_a_sweep_with_unended_jobs_is_finished_before_it_is_judged(
         (path / "summary.json").write_text(json.dumps({**values, "plugins": plugin}))
     line = shlex.split(report([sweep]).verdict.next)
     assert line[:-1] == ["optrun", "--plugin", "mine.py", *words]
+
+
+def test_a_wider_grid_goes_into_the_sweep_of_its_contender(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report on the folder above two sweeps put the new runs beside these."""
+    monkeypatch.chdir(tmp_path)
+    for optimizer, gain in (("adamw", 0.0), ("sgd", 100.0)):
+        sweep = Path("sweeps") / optimizer
+        for seed in range(3):
+            for lr in (1e-3, 2e-3):
+                final = 2.5 - gain * lr + 0.001 * seed
+                path = sweep / f"{lr}-{seed}"
+                make_run(path, optimizer=optimizer, lr=lr, seed=seed, max_steps=25, final=final)
+        (sweep / "sweep.json").write_text(json.dumps({"format": 1, "tuned": [], "jobs": []}))
+    words = shlex.split(report([Path("sweeps")]).verdict.next)
+    assert "optimizer=sgd" in words
+    assert words[-1] == "hydra.sweep.dir=sweeps/sgd"
