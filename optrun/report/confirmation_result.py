@@ -257,11 +257,12 @@ def choose_next_command(
     dirs: Sequence[Path],
     request: ConfirmationRequest,
 ) -> NextCommand | None:
-    """Choose the next command: continue a confirmation, widen the lr grid, or confirm the choice.
+    """Choose the next command.
 
-    None if nothing is left to do or optrun would refuse the command, for several directories or
-    workloads, for runs that continue from a checkpoint of another run (`branch_from=`), and if
-    longer training is needed instead.
+    The first of these that applies: continue or repeat a confirmation, try failed jobs again, widen
+    the lr grid, confirm the choice. None if nothing is left to do or optrun would refuse the
+    command, for several directories or workloads, for runs that continue from a checkpoint of
+    another run (`branch_from=`), and if longer training is needed instead.
 
     Args:
         comparison: Comparison of the reported runs.
@@ -280,10 +281,11 @@ def choose_next_command(
     if needs_longer_training(findings):
         return None
     sweep = dirs[0]
-    # None: no best lr is at an edge. If nothing was learnt either, no command helps.
-    wider_grid = _compose_wider_grid(findings, sweep)
-    if wider_grid or learns_nothing(findings):
-        return wider_grid
+    # None: no job failed, and no best lr is at an edge. If nothing was learnt either, no command
+    # helps.
+    larger_sweep = _compose_retry(findings, sweep) or _compose_wider_grid(findings, sweep)
+    if larger_sweep or learns_nothing(findings):
+        return larger_sweep
     # 3. Confirm: fresh seeds could decide, or free the verdict from the seeds that chose.
     if could_more_seeds_decide(ttest) or any(map(is_selected_by_metric, findings.ranked)):
         return _compose_confirmation(sweep, sweep / FOLDER, request, findings.runs)
@@ -291,24 +293,42 @@ def choose_next_command(
 
 
 def compose_sweep_again(
-    sweeps: Sequence[Path], runs: Sequence[Run], left: int
+    sweeps: Sequence[Path], runs: Sequence[Run], left: int, *options: str
 ) -> NextCommand | None:
     """Compose the last command of a sweep again; None if it is unknown, and for several sweeps.
 
     Args:
         sweeps: The reported directories.
         runs: Their runs.
-        left: How many of them have not ended.
+        left: How many runs the command starts.
+        options: Overrides to add, unless the last command has them.
     """
     words = read_list(sweeps[0], "command", plain)
     if len(sweeps) > 1 or not words:
         return None
     if not {"-m", "--multirun"}.intersection(words):  # optrun.sweep(...) of Python has none
         words.insert(0, "-m")
+    words += [option for option in options if option not in words]
     line = shell.join(
         ["optrun", *plugins_of(runs), *words, f"hydra.sweep.dir={quoted(str(sweeps[0]))}"]
     )
     return NextCommand(line, write_cost(left, runs))
+
+
+def _compose_retry(findings: Findings, sweep: Path) -> NextCommand | None:
+    """Compose the last command of a sweep so that it tries failed jobs again.
+
+    None if no job failed, if every seed of its configuration failed, so that another try would
+    fail, too, and if the command made only some of the runs.
+    """
+    failed = 0
+    for configuration in findings.configurations:
+        if configuration.scores:
+            failed += sum(run.status == "failed" for run in configuration.latest_runs)
+    is_whole_sweep = len(read_list(sweep, "jobs", str)) == len(findings.runs)
+    if not failed or not is_whole_sweep:
+        return None
+    return compose_sweep_again([sweep], findings.runs, failed, "hydra.sweeper.retry_failed=true")
 
 
 def _compose_wider_grid(findings: Findings, sweep: Path) -> NextCommand | None:

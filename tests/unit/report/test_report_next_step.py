@@ -300,3 +300,31 @@ def test_a_wider_grid_goes_into_the_sweep_of_its_contender(
     words = shlex.split(report([Path("sweeps")]).verdict.next)
     assert "optimizer=sgd" in words
     assert words[-1] == "hydra.sweep.dir=sweeps/sgd"
+
+
+def test_failed_jobs_are_tried_again_before_the_choice_is_confirmed(
+    sweep: Path, make_run: MakeRun
+) -> None:
+    paths = sorted(path.parent for path in sweep.glob("*/summary.json"))
+    make_run(paths[0], optimizer="adamw", lr=1e-3, seed=0, max_steps=25, status="failed")
+    words = ["-m", "optimizer=adamw,lamb", "seed=0,1,2"]
+    jobs_of_sweep = [{"name": path.name, "status": "finished", "overrides": []} for path in paths]
+    record = {"format": 1, "tuned": [], "command": words, "jobs": jobs_of_sweep}
+    (sweep / "sweep.json").write_text(json.dumps(record))
+    verdict = report([sweep]).verdict
+    tries_again = "hydra.sweeper.retry_failed=true"
+    assert shlex.split(verdict.next) == [
+        "optrun",
+        *words,
+        tries_again,
+        f"hydra.sweep.dir={sweep}",
+    ]
+    assert verdict.cost.startswith("1 run")
+    # The command made only some of the runs: it would not try the failed one again.
+    (sweep / "sweep.json").write_text(json.dumps({**record, "jobs": jobs_of_sweep[1:]}))
+    assert shlex.split(report([sweep]).verdict.next)[:2] == ["optrun", "confirm"]
+    # Every seed of the configuration failed: it would fail again.
+    (sweep / "sweep.json").write_text(json.dumps(record))
+    for seed, path in enumerate(paths[:3]):
+        make_run(path, optimizer="adamw", lr=1e-3, seed=seed, max_steps=25, status="failed")
+    assert tries_again not in report([sweep]).verdict.next
