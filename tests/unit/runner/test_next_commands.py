@@ -75,3 +75,26 @@ def test_the_folder_is_named_when_the_run_trains_and_not_before(
     assert not Path("run").exists()
     assert optrun(*words) == 0
     assert "\n-> run\n" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_named_if_a_later_one_is_the_newest(tmp_path: Path) -> None:
+    """And every command loads the plugins of the run again."""
+    config = compose_request(store.open_hydra(), CommandLine()).config
+    run = RunDir(tmp_path / "run")
+    for step in (2, 4):
+        (run.checkpoints / f"step-{step:08}").mkdir(parents=True)
+    run.best.write_text("step-00000002")
+    summary = {
+        "global_step": 4,
+        "max_steps": 4,
+        "main_metric": {"name": "eval/loss", "mode": "min"},
+        "plugins": [{"plugin": "mine.py", "path": "/x/mine.py", "sha256": "0"}],
+    }
+    rows = dict(_next_commands(Outcome(run, summary), config))
+    checkpoint = run.checkpoints / "best"
+    assert rows["best"] == f"{checkpoint}; {run.path} alone means its newest checkpoint"
+    assert rows["export"] == f"optrun export {checkpoint} DEST"
+    assert rows["next:"].startswith("optrun --plugin mine.py ")
+    assert rows["resume"].startswith(f"optrun --plugin mine.py resume={run.path} ")
+    # The best one is the newest: there is nothing to say.
+    assert "best" not in dict(_next_commands(Outcome(run, {**summary, "global_step": 2}), config))
