@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from optrun.base.errors import ConfigError
 from optrun.param_groups.order import UseRecorder, record_forward
 
+# Names of aten operations, without the overload.
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution"}
 _SHAPE_OPERATIONS = {
     "view",
@@ -109,7 +110,7 @@ class _BranchRecorder(UseRecorder):
         self._weights = {id(param): name for name, param in model.named_parameters()}
         # Paths of the lists of blocks in which a branch was added to a stream.
         self._stacks_with_stream: set[str] = set()
-        # Result -> its number in the order of operations.
+        # Result -> number of the operation that made it, from 1.
         self._order: dict[int, int] = {}
         self._results: list[Any] = []
 
@@ -124,7 +125,8 @@ class _BranchRecorder(UseRecorder):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor):
-            self._results.append(first)  # so that no other tensor gets its id
+            # Kept alive, so that no other tensor gets its id; the length numbers the operation.
+            self._results.append(first)
             self._order.setdefault(id(first), len(self._results))
             tensors = [leaf for leaf in tree_leaves(args) if torch.is_tensor(leaf)]
             self._record(func.__name__.partition(".")[0], tensors, first)
@@ -133,12 +135,14 @@ class _BranchRecorder(UseRecorder):
     def _record(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
         """Classify the result of an operation: a weight, a branch, the stream, or none.
 
-        It is recorded in `_weights`, `_branch_of` or `_stream`, by the id of the result.
+        It is recorded in `_weights`, `_branch_of` or `_stream`, by the id of the result. The first
+        case that applies decides:
 
-        - A view of a weight is that weight.
-        - A product with a weight begins a branch.
-        - A view of an activation, or its product with a number, is what the activation is.
+        - A view of a weight, such as its transpose: that weight.
+        - A product with a weight: a new branch, whose last weight is this one.
+        - A view of an activation, or its product with a number: what the activation is.
         - A sum of two tensors: see `_record_sum`.
+        - Any other, such as relu: none, so a branch before it is forgotten.
 
         Args:
             operation: Name of the aten operation, without the overload.
@@ -147,24 +151,25 @@ class _BranchRecorder(UseRecorder):
         """
         activations = [tensor for tensor in tensors if id(tensor) not in self._weights]
         weights = [tensor for tensor in tensors if id(tensor) in self._weights]
-        # The matrix has more dimensions than the bias, which precedes it in `addmm` and follows it
-        # in `convolution`. Among equals the order stays: the last one is the right factor.
+        # So that `names[-1]` is the matrix: it has more dimensions than the bias, which precedes it
+        # in `addmm` and follows it in `convolution`. Of two matrices it is the right factor.
         weights.sort(key=Tensor.dim)
         names = [self._weights[id(tensor)] for tensor in weights]
         is_single = len(tensors) == 1
         is_view = operation in _SHAPE_OPERATIONS
-        is_scaled = operation in _FACTORS and is_single
+        is_scaled = operation in _FACTORS and is_single  # the other factor is no tensor
         if is_view and is_single and names:
             self._weights[id(out)] = names[0]
         elif operation in _PRODUCTS and names:
-            self._branch_of[id(out)] = _Branch(frozenset(names[-1:]), len(self._results))
+            number = len(self._results)  # of this operation
+            self._branch_of[id(out)] = _Branch(frozenset(names[-1:]), begin=number)
         elif activations and (is_view or is_scaled):
-            self._record_same(activations[0], out)
+            self._record_like(activations[0], out)
         elif operation in ("add", "add_") and len(tensors) == 2:
             self._record_sum(activations, out)
 
-    def _record_same(self, argument: Tensor, out: Tensor) -> None:
-        """Give a result the same branch, or the same stream, as an argument."""
+    def _record_like(self, argument: Tensor, out: Tensor) -> None:
+        """Record a result as what an argument is: the same branch, the stream, or none."""
         if id(argument) in self._branch_of:
             self._branch_of[id(out)] = self._branch_of[id(argument)]
         if id(argument) in self._stream:
@@ -173,42 +178,43 @@ class _BranchRecorder(UseRecorder):
     def _record_sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
         """Classify a sum of two tensors: a branch, the stream, or none.
 
-        - One summand is a weight, such as a bias: the sum is what the other summand is.
+        - A weight, such as a bias, and another tensor: what the other one is.
         - Two branches: one branch, with the last weights of both.
-        - A branch, and the stream or a tensor older than the branch: the stream. The last weight of
-          the branch is one of `ends`. If that tensor is not known as the stream, the branch begins
-          a stream; but if its list of blocks has one already, a norm has hidden it, see
-          `normed_weight`.
-        - The stream, and a tensor that is no branch: a norm has hidden the branch, see
-          `normed_weight`.
+        - A branch, and the stream or a tensor older than the branch: the stream, see `_record_end`.
+        - A branch, and a younger tensor that is not the stream: none.
+        - The stream, and a tensor that is no branch: none. A norm has hidden the branch, so
+          `normed_weight` is set.
+        - Any other two: none.
 
         Args:
             summands: The summands that are no weights.
             out: The sum.
         """
         if len(summands) == 1:  # the other one is a weight
-            self._record_same(summands[0], out)
+            self._record_like(summands[0], out)
             return
         branches = [self._branch_of[id(term)] for term in summands if id(term) in self._branch_of]
         streams = [self._stream[id(term)] for term in summands if id(term) in self._stream]
-        if len(branches) == 2:
+        if len(branches) == 2:  # the joined branch began with the earlier one
             first, second = branches
             begin = min(first.begin, second.begin)
             self._branch_of[id(out)] = _Branch(first.last_weights | second.last_weights, begin)
         elif branches:
             (branch,) = branches
             (other,) = (term for term in summands if id(term) not in self._branch_of)
+            # 0 for an input of the model, which no operation made.
             is_older = self._order.get(id(other), 0) < branch.begin
             if streams or is_older:
                 self._record_end(branch, out, has_stream=bool(streams))
         elif streams:
-            self.normed_weight = self.normed_weight or streams[0]
+            self.normed_weight = self.normed_weight or streams[0]  # the first one found stays
 
     def _record_end(self, branch: _Branch, out: Tensor, *, has_stream: bool) -> None:
         """Record that a branch ends: its sum with the residual stream is the stream, too.
 
-        If the other summand is not known as the stream, though a branch of the same list of blocks
-        was added to one before, a norm has hidden it: the branch's weight is the `normed_weight`.
+        Its last weights become `ends`. If the other summand is not known as the stream, it begins
+        the stream of this list of blocks; but if the list has one already, a norm has hidden it,
+        and the branch's weight is the `normed_weight`.
 
         Args:
             branch: The branch.

@@ -24,6 +24,8 @@ KEY = "parametrization.base"
 class Growth:
     """The sizes of one parameter, relative to the same parameter of the base model.
 
+    All numbers are ratios, model over base or base over model; 1 means no difference.
+
     Attributes:
         base_name: Name of the parameter in the base.
         shape: Shape in the model.
@@ -32,7 +34,8 @@ class Growth:
         fan_out: Number of outputs over that in the base.
         branch: Number of blocks of the base over that of the model, for a parameter in a block;
             else 1.
-        ends_branch: Whether its output is added to the residual stream.
+        ends_branch: Whether it is the last of its branch: its output is added to the residual
+            stream.
         logits: Factor on the logits of a tied head that its weights contain, see
             `carrier_of_logits`; 1 for all other parameters.
         is_head: Whether its outputs are the vocabulary or the classes, which no later module reads.
@@ -57,9 +60,10 @@ class Growth:
 
     @property
     def carried(self) -> float:
-        """Factor on logits or on a residual branch contained in its weights.
+        """Factor on logits or on a residual branch that its weights carry; 1 for most.
 
-        A branch's factor stands in its last weights; Dey et al. 2025, arXiv:2505.01618, alpha = 1.
+        Of a branch only the last weights carry the factor `branch`; Dey et al. 2025,
+        arXiv:2505.01618, alpha = 1.
         """
         return self.logits * (self.branch if self.ends_branch else 1.0)
 
@@ -94,6 +98,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         >>> [(name, size.fan_in, size.fan_out) for name, size in growth_of(model, base).items()]
         [('weight', 4.0, 1.0), ('bias', 1.0, 1.0)]
     """
+    # 1. Find the parameter of the base for each one of the model, and the other way round.
     params = dict(model.named_parameters())
     base_params = dict(base.named_parameters())
     roles = roles_of(model)
@@ -105,6 +110,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name."
             " Give a base of the same architecture, no deeper than the model."
         )
+    # 2. Compare their shapes. The ends of branches matter only if the number of blocks differs.
     ends = branch_ends(model, depth_ratios) if depth_ratios else set()
     heads = _find_heads(model, roles)
     growth = {}
@@ -128,6 +134,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             fan_out,
             branch=depth_ratios.get(name, 1.0),
             ends_branch=name in ends,
+            # Only inputs of a head grow, since its outputs are the vocabulary or the classes.
             is_head=name in heads and fan_in != 1 and fan_out == 1,
         )
     return growth
@@ -150,6 +157,7 @@ def _find_heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
     for index, path in enumerate(paths):
         parent = path.rpartition(".")[0]
         prefix = f"{parent}." if parent else ""
+        # Whether a later matrix in the same parent follows in the forward pass, too.
         order_counts = parent or isinstance(model, nn.Sequential)
         is_followed = any(later.startswith(prefix) for later in paths[index + 1 :])
         if order_counts and is_followed:
@@ -260,9 +268,9 @@ def _growth_of_fans(
     if not grown:
         return 1.0, 1.0
     if role in (BIAS, NORM, VECTOR):
-        return 1.0, math.prod(ratios)
+        return 1.0, math.prod(ratios)  # all dimensions are outputs
     if role == EMBEDDING:
-        if math.prod(ratios[:-1]) != 1:
+        if math.prod(ratios[:-1]) != 1:  # another dimension than the last one grows
             raise ConfigError(
                 f"{KEY}: {name} has {base_shape[:-1]} rows in the base, and {shape[:-1]} in the"
                 " model: a vocabulary or a number of positions is no width. Leave its key out."
@@ -275,7 +283,7 @@ def _growth_of_fans(
         if is_conv1d or getattr(module, "transposed", False):
             return ratios[0], ratios[1]
         return ratios[1], ratios[0]
-    if len(grown) == 2 and grown[0] == grown[1]:
+    if len(grown) == 2 and grown[0] == grown[1]:  # whichever of the two are the inputs
         return grown[0], grown[0]
     raise ConfigError(
         f"{KEY}: {name} of {type(module).__name__} grows from {base_shape} to {shape}, and nothing"

@@ -22,9 +22,11 @@ BELOW = "below the blocks"
 STARTED = "as the run was started"
 """`Layer.why` of a parameter whose layer is that of the start of the run."""
 
+# Names of modules: `lm_head`, `classifier`; then `embeddings`, `wte`; then `final_norm`, `ln_final`.
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
 _EMBEDDING_CHILD = re.compile(r"embed|^wte$|^wpe$|(^|_)emb(_|$)")
 _FINAL_CHILD = re.compile(r"^(final|last)_|_(final|last)$")
+# Names of parameters: `pos_embed`, `cls_token`.
 _EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(_|$)")
 
 
@@ -226,6 +228,7 @@ class Layers:
                 layers[name] = replace(_embedding_layer(stacks), why="used before the blocks")
             elif first > begin_of_last:
                 layers[name] = replace(_head_layer(stacks), why="used after the blocks")
+            # Else it belongs to neither side, and is left out.
         return layers
 
     def _layer_by_name(self, name: str) -> Layer:
@@ -244,6 +247,7 @@ class Layers:
         and rule 4 those in its closest ancestor that contains any.
         """
         path = name.rpartition(".")[0]
+        # Rule 1.
         for stack in self.stacks:
             block = stack.block_of(name)
             if block is None:
@@ -254,12 +258,14 @@ class Layers:
             if block == 0 and stack.in_stem(path) and self._embeds(path, below=parent):
                 return _embedding_layer([stack])
             return layer_at(block + 1, stack.depth, f"{stack.path} {block}", stack.name)
+        # Rules 2 and 3.
         stack_in_scope = self._stack_in_scope(path)
         stacks = self.stacks if stack_in_scope is None else [stack_in_scope]
         if id(self.params[name]) in self.output_ids:
             return _head_layer(stacks)
         if id(self.params[name]) in self.input_ids:
             return _embedding_layer(stacks)
+        # Rule 4.
         nearest_stacks = self._nearest_stacks(path)
         if self._is_below_blocks(name, stack_in_scope):
             return _embedding_layer(nearest_stacks)
@@ -270,14 +276,18 @@ class Layers:
 
         The first rule that applies decides:
 
-        1. An embedding: yes.
-        2. In the scope of no stack: if its module embeds, or its name says so and it is no vector.
-        3. Directly in a module that contains the blocks: by its name.
-        4. Else two children of the lowest module that contains both are compared: the child with
-           the parameter, and the child with the blocks. A head's name in the path: no. The child
-           registered before the blocks, unless it is called final or last: yes. Else if its module
-           embeds. For `bert.embeddings.norm.weight` and the blocks `bert.encoder.layer` that module
-           is `bert`, and its children are `embeddings` and `encoder`.
+        1. Its role is embedding: yes.
+        2. It is in the scope of no stack: yes if its module embeds, or if its own name is that of
+           an embedding and it is no vector.
+        3. It is directly in a module that contains the blocks: yes if its own name is that of an
+           embedding, such as `pos_embed`.
+        4. Else two children of the lowest module that contains both are compared, the one with the
+           parameter and the one with the blocks. For `bert.embeddings.norm.weight` and the blocks
+           `bert.encoder.layer` that module is `bert`, and they are `embeddings` and `encoder`:
+
+           - A module on the path to the parameter is named like a head: no.
+           - Its child is registered before that of the blocks, and not called final or last: yes.
+           - Else: yes if its module embeds.
 
         Args:
             name: Name of the parameter.
@@ -286,22 +296,23 @@ class Layers:
         path, _, leaf = name.rpartition(".")
         role = self.roles[name]
         has_embedding_name = _EMBEDDING_DIRECT.search(leaf) is not None
-        if role == EMBEDDING:
+        if role == EMBEDDING:  # rule 1
             return True
-        if stack_in_scope is None:
+        if stack_in_scope is None:  # rule 2
             return self._embeds(path) or (has_embedding_name and role != VECTOR)
         stack_path = stack_in_scope.path
+        # The lowest module that contains both the parameter and the blocks.
         common = next(above for above in path_and_ancestors(path) if is_inside(stack_path, above))
-        if common == path:
+        if common == path:  # rule 3
             return has_embedding_name
-        # Rule 4: go from the common module one step towards the parameter and towards the blocks.
+        # Rule 4: `child` and `child_with_blocks` are one step below the common module.
         depth = len(split_path(common))
         below_common = split_path(path)[depth:]
         if any(_HEAD_NAME.search(part) for part in below_common):
             return False
         child = below_common[0]
         child_with_blocks = split_path(stack_path)[depth]
-        siblings = list(self.root.at(common).children)
+        siblings = list(self.root.at(common).children)  # names in the order of registration
         is_before = siblings.index(child) < siblings.index(child_with_blocks)
         if is_before and not _FINAL_CHILD.search(child):
             return True
@@ -310,8 +321,8 @@ class Layers:
     def _embeds(self, path: str, *, below: str = "") -> bool:
         """Tell whether a module, or one of its ancestors below another module, embeds its input.
 
-        The class decides: its name contains "embed", and it is no model. The module's own name
-        decides for an embedding layer, a norm, or an unknown class: yes for `wte`, `norm_emb`.
+        Yes for a class whose name contains "embed" and that is no model. For `nn.Embedding`, a norm
+        or an unknown class the module's own name decides, too: yes for `wte`, `norm_emb`.
 
         Args:
             path: Dotted name of the module.

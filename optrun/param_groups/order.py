@@ -65,7 +65,7 @@ def run_on_meta(
     """Run a copy of a model on the meta device, and return the recorder of its operations.
 
     The pass runs in evaluation mode and takes no memory. The model, its buffers and the random
-    generators do not change.
+    generators do not change. Warnings are not shown.
 
     Args:
         model: On any device.
@@ -76,17 +76,17 @@ def run_on_meta(
     Raises:
         Exception: Whatever the model raises; RuntimeError after 50,000 operations.
     """
-    # 1. Copy the model, with every tensor replaced by one on the meta device: `deepcopy` takes what
-    # its memo has for the id of an object in place of a copy.
+    # 1. Copy the model, with every tensor replaced by one on the meta device. `memo` maps the id of
+    # an object to what `deepcopy` puts in its place, so no tensor is copied.
     memo: dict[int, object] = {}
     for module in model.modules():
         for value in vars(module).values():
-            if isinstance(value, Tensor):  # neither a parameter nor a buffer
+            if isinstance(value, Tensor):  # a plain attribute, neither a parameter nor a buffer
                 memo[id(value)] = value.detach().to("meta")
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
     for param in model.parameters():
-        memo[id(param)] = nn.Parameter(param.detach().to("meta"), False)
+        memo[id(param)] = nn.Parameter(param.detach().to("meta"), requires_grad=False)
     model_on_meta = copy.deepcopy(model, memo).eval()
     # 2. Run the copy under the recorder.
     batch_on_meta = {
@@ -96,8 +96,10 @@ def run_on_meta(
     recorder = make_recorder(model_on_meta)
     quiet = warnings.catch_warnings()
     keep_rng = torch.random.fork_rng(devices=[])
-    # A mask has no values here: `nonzero` returns the indices of a mask that is true everywhere.
+    # A mask has no values here: to `nonzero` it is true everywhere.
     full_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+    # `torch.device`: for the tensors that the model makes. As a mode, the recorder sees every
+    # operation in the block.
     with quiet, keep_rng, full_masks, torch.no_grad(), torch.device("meta"), recorder:
         warnings.simplefilter("ignore")
         model_on_meta(**batch_on_meta)

@@ -127,7 +127,8 @@ def _scale_tied_logits(
     if weight is None or weight is not getattr(table, "weight", None):  # not tied
         return {}
     name = next(name for name, param in model.named_parameters() if param is weight)
-    width = sizes[name].fan_out
+    width = sizes[name].fan_out  # the outputs of an embedding are the width
+    # By a key of the architecture: `logits_scaling` divides the logits, the others multiply them.
     for key, power in _LOGITS.items():
         if isinstance(getattr(model.config, key, None), int | float):
             return {key: getattr(base.config, key) * width**power}

@@ -87,6 +87,7 @@ def find_stacks(root: Node) -> list[Stack]:
         candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=False)]
     if not candidates:
         return []
+    # Beside the blocks there may be lists with a norm for each of them: these become part of them.
     list_paths = {stack.path for stack in candidates}
     for stack in candidates:
         _add_lists_beside(root, stack, list_paths)
@@ -179,6 +180,10 @@ def _block_lists_of_stages(node: Node) -> list[Node | None] | None:
     - the elements differ in structure, such as in width, and two of all inner blocks are of one
       class. (Elements of the same structure are blocks, whatever lists they contain.)
 
+    For `stages.0` and `stages.1` of different widths, each with a list `blocks`, the result is the
+    nodes `stages.0.blocks` and `stages.1.blocks`. For `h.0` and `h.1` of equal sizes, each with a
+    list `experts`, it is None.
+
     Returns:
         For each element its list of blocks, or None for an element that is a block itself.
     """
@@ -187,7 +192,7 @@ def _block_lists_of_stages(node: Node) -> list[Node | None] | None:
     block_lists = [block_list for block_list in list_by_element if block_list is not None]
     if not block_lists or 2 * len(block_lists) < len(elements):
         return None
-    if list_by_element == elements:
+    if list_by_element == elements:  # each element is itself a list of blocks
         return list_by_element
     have_same_structure = len({element.signature() for element in elements}) == 1
     if have_same_structure:
@@ -249,10 +254,13 @@ def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
 def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
     """Add lists beside a stack to its blocks, if they have one element for each of its elements.
 
-    Such a list holds the norm or patch embedding of each block or stage, for instance. An element
-    of a list registered before the stack counts with the first block of its stage, as a stem; of a
-    list after it, with the last block. If the elements are blocks and no stages, element i counts
-    with block i in both cases. Changes `stack`.
+    Such a list holds the norm or patch embedding of each block or stage, for instance. Element i of
+    it belongs to element i of the stack, a block or a stage. Of a list registered before the stack
+    it counts with the first block of its stage, as a stem; of a list after it, with the last block.
+    Changes `stack`.
+
+    With the blocks `layers.0` and `layers.1`, and then a list `norms` of two, `norms.1` counts with
+    block 1. With two stages of three blocks in place of the two blocks, it counts with block 5.
 
     Args:
         root: The module tree.
@@ -264,7 +272,7 @@ def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
     element_count = len(siblings[list_name].children)
     if element_count < 2:
         return
-    is_before = True
+    is_before = True  # until the loop, in the order of registration, comes to the stack
     for name, sibling in siblings.items():
         if name == list_name:
             is_before = False
@@ -272,12 +280,13 @@ def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
         if sibling.path in list_paths or not sibling.numbered:
             continue
         elements = {number: f"{sibling.path}.{number}" for number in sibling.children}
-        if len(elements) != element_count or stack.blocks.keys() & set(elements.values()):
+        is_counted = stack.blocks.keys() & set(elements.values())  # see `_merge_siblings`
+        if len(elements) != element_count or is_counted:
             continue
         for number, element in elements.items():
-            # Element i belongs to element i of the stack, a block or a stage of several.
-            stage = f"{stack.path}.{number}"
+            stage = f"{stack.path}.{number}"  # a stage, or a single block
             blocks = [block for path, block in stack.blocks.items() if is_inside(path, stage)]
+            # Empty if the two lists are numbered differently: the element is left out.
             if blocks and is_before:
                 stack.blocks[element] = min(blocks)
                 stack.stems.add(element)
@@ -286,7 +295,10 @@ def _add_lists_beside(root: Node, stack: Stack, list_paths: set[str]) -> None:
 
 
 def _is_made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
-    """Tell whether at least half of the block numbers of a stack are blocks, see `_is_block`."""
+    """Tell whether at least half of the block numbers of a stack are blocks, see `_is_block`.
+
+    A block number may have several modules, which are counted together; stems are left out.
+    """
     modules_of_block: dict[int, list[Node]] = {}
     for path, block in stack.blocks.items():
         if path not in stack.stems:
@@ -320,5 +332,5 @@ def _is_large(root: Node, stack: Stack, largest: Stack) -> bool:
     return any(
         root.at(above).is_model
         for above in path_and_ancestors(stack.path)
-        if not is_inside(largest.path, above)
+        if not is_inside(largest.path, above)  # not around the largest one, too
     )

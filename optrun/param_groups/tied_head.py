@@ -41,9 +41,10 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
     why = "it is no transformers model"
     for batch in example_batches(model):
         try:
+            # Paths of the norms called before the head, in the order of the calls.
             norms = run_on_meta(model, batch, _LastNormRecorder).norms
             path = norms[-1] if norms else ""
-            factor = None
+            factor = None  # of the norm's output in the input of the head
             if path:
                 replace_output = partial(_LastNormRecorder, replaced=path)
                 factor = run_on_meta(model, batch, replace_output).factor
@@ -131,7 +132,7 @@ def _is_linear(norm: nn.Module) -> bool:
     for param in params:
         param.copy_(torch.arange(1, param.numel() + 1).cos().view_as(param))
     width = params[0].numel()
-    x = torch.arange(2 * width).sin().double().view(2, width)
+    x = torch.arange(2 * width).sin().double().view(2, width)  # two tokens
     output = norm_copy(x)
     for param in params:
         param.mul_(2)
