@@ -22,7 +22,7 @@ BELOW = "below the blocks"
 STARTED = "as the run was started"
 """`Layer.why` of a parameter whose layer is that of the start of the run."""
 
-# Names of modules: `lm_head`, `classifier`; then `embeddings`, `wte`; then `final_norm`, `ln_final`.
+# Names of modules: `lm_head` or `classifier`, then `wte`, then `final_norm`.
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
 _EMBEDDING_CHILD = re.compile(r"embed|^wte$|^wpe$|(^|_)emb(_|$)")
 _FINAL_CHILD = re.compile(r"^(final|last)_|_(final|last)$")

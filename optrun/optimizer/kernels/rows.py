@@ -9,34 +9,33 @@ from optrun.optimizer.lamb_rule import corrections
 from optrun.optimizer.numerics import bias_correction
 
 SCALARS: dict[str, float] = {
-    "scale": 0.0,
-    "keep": 1.0,
+    "scale": 0.0,  # factor on the direction: lr, for Adam and Adamax over 1 - beta1^t
+    "keep": 1.0,  # factor that decoupled decay leaves of a weight
     "beta1": 0.0,
     "beta2": 0.0,
     "eps": 0.0,
-    "eps_gradient": 0.0,
-    "eps_denominator": 0.0,
-    "root": 1.0,
-    "first": 1.0,
-    "l1": 0.0,
+    "eps_gradient": 0.0,  # Adamax's, beside |g|
+    "eps_denominator": 0.0,  # Adamax's, beside the maximum
+    "root": 1.0,  # 1 / sqrt(1 - beta2^t)
+    "first": 1.0,  # 1 / (1 - beta1^t) of LAMB and AdEMAMix
+    "l1": 0.0,  # coupled decay, as is l2
     "l2": 0.0,
-    "decay": 0.0,
-    "unscale": 1.0,
-    "adapt": 0.0,
-    "nesterov": 0.0,
-    "min_norm": 0.0,
+    "decay": 0.0,  # within the direction: of LAMB and Schedule-Free
+    "unscale": 1.0,  # 1 / loss scale
+    "adapt": 0.0,  # 1 if the trust ratio applies
+    "nesterov": 0.0,  # 0 or 1
+    "min_norm": 0.0,  # bounds of |w| in the trust ratio
     "max_norm": math.inf,
-    "eps_ratio": 0.0,
-    "min_ratio": 0.0,
+    "eps_ratio": 0.0,  # beside |r| in the trust ratio
+    "min_ratio": 0.0,  # bounds of the trust ratio
     "max_ratio": math.inf,
-    "beta3": 0.0,
-    "alpha": 0.0,
-    "rate": 0.0,
-    "mix": 0.0,
-    "strength": 0.0,
+    "beta3": 0.0,  # decay of AdEMAMix's slow moment
+    "alpha": 0.0,  # its weight
+    "rate": 0.0,  # Schedule-Free's lr of z
+    "mix": 0.0,  # Schedule-Free's share of z in the weights
+    "strength": 0.0,  # of MARS's correction
 }
-"""Fields of `Numbers` in step.c, which describes them, in its order -> value for a formula that has
-no such field."""
+"""Fields of `Numbers` in step.c, in its order -> value for a formula that has no such field."""
 
 EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
 """`eps_form` of Adamax -> the field for its eps."""
@@ -70,7 +69,7 @@ def adam_row(options: Options, scalars: Scalars) -> Row:
     """
     beta1, beta2 = options["betas"]
     scale = scalars["lr"] / bias_correction(beta1, scalars["step"])
-    root = math.sqrt(bias_correction(beta2, scalars["step"]))
+    root = math.sqrt(bias_correction(beta2, scalars["step"]))  # the row has its inverse
     adds_eps_to_raw = options.get("eps_form") == "mindspore"
     return {
         **_row_with_betas(options, scalars),
@@ -185,8 +184,10 @@ def mars_row(options: Options, scalars: Scalars) -> Row:
     """Compute the scalars for the kernels of `mars._single_tensor_mars`.
 
     The kernels take Adam's step on c = ratio (g + strength (g - g')). The ratio is computed as
-    LAMB's, norm of the weights over norm of the direction, within bounds. Here both bounds of the
-    first norm are 1, and the largest ratio is 1: that makes c at most 1 long.
+    LAMB's, |w| over the norm of the direction, within bounds; the direction is here what follows
+    `ratio`. With both bounds of |w| at 1, and a largest ratio of 1, c is at most 1 long.
+
+    A tensor that is not `corrected` gets Adam's row, by `betas_1d`; its `adapt` of 0 means c = g.
     """
     if not scalars["corrected"]:
         return adam_row({**options, "betas": options["betas_1d"]}, scalars)

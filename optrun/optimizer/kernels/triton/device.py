@@ -13,7 +13,8 @@ All kernels have the same arguments, see `_locate_chunk`, and the same shape: re
 loop over the whole blocks of the chunk (MASKED 0), and over the rest, a shorter block that is
 loaded and stored with a mask (MASKED 1). In a block w are the weights, g the gradients, and
 `exp_avg`, `exp_avg_sq` and so on the new moments; their plurals are pointers. weight1 is 1 - beta1,
-as in torch.lerp. correction1 is 1 / (1 - beta1^t) and correction2 is 1 / sqrt(1 - beta2^t).
+as in torch.lerp. keep is what decoupled decay leaves of a weight. correction1 is 1 / (1 - beta1^t)
+and correction2 is 1 / sqrt(1 - beta2^t); in a row of scalars they are called `first` and `root`.
 
 Triton needs the objects in annotations, so these are not postponed in this file.
 """
@@ -54,8 +55,9 @@ _SCALARS = tl.constexpr(len(SCALARS))
 _PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
     tl.constexpr(at) for at in range(len(TENSOR_FIELDS))
 )
+# Index of each scalar in a row; for their meanings see `rows.SCALARS`.
 _AT = {name: tl.constexpr(at) for at, name in enumerate(SCALARS)}
-_SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (
+_STEP_SIZE, _KEEP, _CORRECTION2, _CORRECTION1, _UNSCALE = (
     _AT[name] for name in ("scale", "keep", "root", "first", "unscale")
 )
 _BETA1, _BETA2, _L1, _L2, _DECAY = (_AT[name] for name in ("beta1", "beta2", "l1", "l2", "decay"))
@@ -108,8 +110,9 @@ def _locate_chunk(
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     entry = tensor_table + tensor * _TENSOR_FIELDS
+    # `found_inf` comes before the rows.
     scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
-    # The last chunk of a tensor may be shorter.
+    # The last chunk of a tensor may be shorter; with `found_inf` none has an element.
     size = tl.minimum(tl.load(entry + _SIZE) - begin, _CHUNK)
     size = tl.where(tl.load(scalar_table) != 0, 0, size)
     params = _pointer(entry + _PARAMS, begin, DTYPE, ALIGNED)
@@ -122,7 +125,10 @@ def _locate_chunk(
 
 @triton.jit
 def _block_range(size, MASKED: tl.constexpr):
-    """Return begin and end of the whole blocks; if `MASKED`, of the elements after them."""
+    """Return begin and end of the whole blocks; if `MASKED`, of the elements after them.
+
+    With 2500 elements in blocks of 1024: (0, 2048), and if `MASKED` (2048, 2500).
+    """
     in_blocks = size // _BLOCK * _BLOCK
     return in_blocks * MASKED, in_blocks + (size - in_blocks) * MASKED
 
@@ -205,8 +211,8 @@ def _update_moments(
 ):
     """Update the first and second moment of a block in place, and return both.
 
-    exp_avg = beta1 exp_avg + weight1 g and exp_avg_sq = beta2 exp_avg_sq + weight2 g g, where the
-    weights are 1 - beta1 and 1 - beta2.
+    exp_avg = beta1 exp_avg + weight1 g and exp_avg_sq = beta2 exp_avg_sq + weight2 g g, where
+    weight1 is 1 - beta1 and weight2 is 1 - beta2.
     """
     exp_avg = _lerp(_load(exp_avgs, offsets, size, MASKED), g, beta1, weight1)
     exp_avg_sq = beta2 * _load(exp_avg_sqs, offsets, size, MASKED) + weight2 * g * g
@@ -230,17 +236,19 @@ def adam(
     w = keep w - step_size m / (correction2 sqrt(v) + eps), see `rows.adam_row`. With `nesterov` m
     is beta1 m + (1 - beta1) g.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
-    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
-    step_size = _scalar(scalars + _SCALE, DTYPE)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)  # weight1 is 1 - beta1
+    step_size = _scalar(scalars + _STEP_SIZE, DTYPE)
     keep = _scalar(scalars + _KEEP, DTYPE)
-    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    correction2 = _scalar(scalars + _CORRECTION2, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
     l2 = _scalar(scalars + _L2, DTYPE)
     unscale = _scalar(scalars + _UNSCALE, DTYPE)
     nesterov = tl.load(scalars + _NESTEROV)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -271,18 +279,20 @@ def adamax(
     u = max(beta2 u + eps, |g| + eps_gradient), then
     w = keep w - step_size m / (u + eps_denominator); two of the three eps are 0.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, exp_infs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
-    beta1, weight1 = _beta(scalars + _BETA1, DTYPE)
+    beta1, weight1 = _beta(scalars + _BETA1, DTYPE)  # weight1 is 1 - beta1
     beta2 = _scalar(scalars + _BETA2, DTYPE)
-    step_size = _scalar(scalars + _SCALE, DTYPE)
+    step_size = _scalar(scalars + _STEP_SIZE, DTYPE)
     keep = _scalar(scalars + _KEEP, DTYPE)
     l1 = _scalar(scalars + _L1, DTYPE)
     l2 = _scalar(scalars + _L2, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
     eps_gradient = _scalar(scalars + _EPS_GRADIENT, DTYPE)
     eps_denominator = _scalar(scalars + _EPS_DENOMINATOR, DTYPE)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -330,20 +340,23 @@ def lamb_moments(
 
     `sums` gets two numbers for each chunk: the sum of squared weights w, and of squared directions
     r = correction1 m / (correction2 sqrt(v) + eps) + decay w, see `lamb._single_tensor_lamb`. The
-    weights do not change yet.
+    weights do not change yet: `set_ratios` makes |w| / |r| of the sums, and `lamb_update` follows.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
-    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)  # weight1 is 1 - beta1
     l1 = _scalar(scalars + _L1, DTYPE)
     l2 = _scalar(scalars + _L2, DTYPE)
-    correction2 = _scalar(scalars + _ROOT, DTYPE)
-    correction1 = _scalar(scalars + _FIRST, DTYPE)
+    correction2 = _scalar(scalars + _CORRECTION2, DTYPE)
+    correction1 = _scalar(scalars + _CORRECTION1, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
     decay = _scalar(scalars + _DECAY, DTYPE)
+    # One sum for each place in a block, in float64; they are added up at the end.
     param_squares = tl.full((_BLOCK,), 0.0, tl.float64)
     update_squares = tl.full((_BLOCK,), 0.0, tl.float64)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -356,7 +369,7 @@ def lamb_moments(
             direction = _adam_direction(
                 exp_avg, exp_avg_sq, w, correction1, correction2, eps, decay
             )
-            if MASKED:  # with an eps of 0 nothing past the end is 0 / 0
+            if MASKED:  # past the end all is 0, and with an eps of 0 the direction is 0 / 0
                 direction = tl.where(offsets < size, direction, 0.0)
             param_squares += w.to(tl.float64) * w.to(tl.float64)
             update_squares += direction.to(tl.float64) * direction.to(tl.float64)
@@ -374,27 +387,36 @@ def set_ratios(
 ):
     """Compute the trust ratio of one tensor, from the sums of its chunks, into `ratios`.
 
-    One program for each tensor. |w| is bounded, then the ratio |w| / (|r| + eps_ratio), where r is
-    the direction. The weights were summed before `keep`, which is multiplied here. The ratio is 1
-    if the tensor is not adapted or one of the norms is 0. MARS sets both bounds of |w| to 1, and
-    gets 1 / |c|, at most 1.
+    One program for each tensor:
+
+        ratio = |keep w| / (|r| + eps_ratio)
+
+    with |keep w| between `min_norm` and `max_norm`, and the ratio between `min_ratio` and
+    `max_ratio`; r is the direction. It is 1 if the scalar `adapt` is 0, if a norm is 0, or if |r|
+    is NaN. For MARS r is the corrected gradient c; both bounds of the first norm are 1, and so is
+    `max_ratio`: the ratio is 1 / |c|, at most 1.
+
+    Arguments as in `_locate_chunk`; `sums` has two numbers for each chunk, see `lamb_moments`.
     """
     tensor = tl.program_id(0)
+    # 1. Find the scalars of the tensor, and the sums of its chunks.
     entry = tensor_table + tensor * _TENSOR_FIELDS
     scalars = scalar_table + 1 + tl.load(row_of + tensor) * _SCALARS
-    chunks = (tl.load(entry + _SIZE) + _CHUNK - 1) // _CHUNK
-    # Two sums for each chunk; those of this tensor begin with its first chunk.
-    first_sum = sums + 2 * tl.load(entry + _CHUNKS)
+    chunks = (tl.load(entry + _SIZE) + _CHUNK - 1) // _CHUNK  # rounded up
+    first_sum = sums + 2 * tl.load(entry + _CHUNKS)  # of the tensor's first chunk
+    # 2. Add the sums of all chunks: the even ones are of weights, the odd ones of directions.
     param_squares = tl.full((_BLOCK,), 0.0, tl.float64)
     update_squares = tl.full((_BLOCK,), 0.0, tl.float64)
     for start in range(0, chunks, _BLOCK):
         offsets = start + tl.arange(0, _BLOCK)
         param_squares += tl.load(first_sum + 2 * offsets, mask=offsets < chunks, other=0.0)
         update_squares += tl.load(first_sum + 2 * offsets + 1, mask=offsets < chunks, other=0.0)
+    # 3. Compute the ratio. The weights were summed before they decayed: |keep w| = |keep| |w|.
     param_norm = tl.abs(tl.load(scalars + _KEEP)) * tl.sqrt(tl.sum(param_squares, axis=0))
     param_norm = _bounded(param_norm, tl.load(scalars + _MIN_NORM), tl.load(scalars + _MAX_NORM))
     update_norm = tl.sqrt(tl.sum(update_squares, axis=0))
     adapted = (tl.load(scalars + _ADAPT) != 0) & (param_norm > 0) & (update_norm > 0)
+    # Divided by 1 in place of 0 if the ratio is not used.
     ratio = param_norm / tl.where(adapted, update_norm + tl.load(scalars + _EPS_RATIO), 1.0)
     ratio = _bounded(ratio, tl.load(scalars + _MIN_RATIO), tl.load(scalars + _MAX_RATIO))
     tl.store(ratios + tensor, tl.where(adapted, ratio, 1.0).to(DTYPE))
@@ -413,18 +435,21 @@ def lamb_update(
 ):
     """Move the weights of a chunk for LAMB: w = keep w - lr ratio direction.
 
-    The moments are those that `lamb_moments` stored, so the direction is computed again.
+    The direction is computed again, from the moments that `lamb_moments` stored. The ratio of the
+    tensor is that of `set_ratios`.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, _, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     keep = _scalar(scalars + _KEEP, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
-    correction2 = _scalar(scalars + _ROOT, DTYPE)
-    correction1 = _scalar(scalars + _FIRST, DTYPE)
+    correction2 = _scalar(scalars + _CORRECTION2, DTYPE)
+    correction1 = _scalar(scalars + _CORRECTION1, DTYPE)
     decay = _scalar(scalars + _DECAY, DTYPE)
     tensor = tl.load(chunks + 2 * tl.program_id(0))
-    step_size = (tl.load(scalars + _SCALE) * tl.load(ratios + tensor)).to(DTYPE)
+    step_size = (tl.load(scalars + _STEP_SIZE) * tl.load(ratios + tensor)).to(DTYPE)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -457,12 +482,14 @@ def lion(
 
     w = keep w - step_size sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, _, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
-    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
-    step_size = _scalar(scalars + _SCALE, DTYPE)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)  # weight1 is 1 - beta1
+    step_size = _scalar(scalars + _STEP_SIZE, DTYPE)
     keep = _scalar(scalars + _KEEP, DTYPE)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -490,16 +517,18 @@ def schedule_free(
     d = g / (correction2 sqrt(v) + eps) + decay w, then w = (1 - mix) w + mix z - step_size d, and
     z = z - rate d.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, zs, exp_avg_sqs, _ = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     beta2, weight2 = _beta(scalars + _BETA2, DTYPE)
-    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    correction2 = _scalar(scalars + _CORRECTION2, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
-    step_size = _scalar(scalars + _SCALE, DTYPE)
+    step_size = _scalar(scalars + _STEP_SIZE, DTYPE)
     decay = _scalar(scalars + _DECAY, DTYPE)
     rate = _scalar(scalars + _RATE, DTYPE)
-    mix, mix_weight = _beta(scalars + _MIX, DTYPE)
+    mix, mix_weight = _beta(scalars + _MIX, DTYPE)  # mix_weight is 1 - mix
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -528,20 +557,25 @@ def ademamix(
 ):
     """Compute `ademamix._single_tensor_ademamix` for one chunk of a tensor.
 
-    w = keep w - step_size (correction1 m1 + alpha m2) / (correction2 sqrt(v) + eps), with the fast
-    moment m1 by beta1 and the slow one m2 by beta3.
+        m1 = beta1 m1 + (1 - beta1) g, and so m2 by beta3
+        v = beta2 v + (1 - beta2) g^2
+        w = keep w - step_size (correction1 m1 + alpha m2) / (correction2 sqrt(v) + eps)
+
+    m1 is `exp_avg`, m2 `exp_avg_slow`, and v `exp_avg_sq`. For the scalars see `ademamix_row`.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
-    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)  # weight1 is 1 - beta1
     beta3, weight3 = _beta(scalars + _BETA3, DTYPE)
-    step_size = _scalar(scalars + _SCALE, DTYPE)
+    step_size = _scalar(scalars + _STEP_SIZE, DTYPE)
     keep = _scalar(scalars + _KEEP, DTYPE)
-    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    correction2 = _scalar(scalars + _CORRECTION2, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
-    correction1 = _scalar(scalars + _FIRST, DTYPE)
+    correction1 = _scalar(scalars + _CORRECTION1, DTYPE)
     alpha = _scalar(scalars + _ALPHA, DTYPE)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -579,10 +613,11 @@ def mars_norm(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
     strength = tl.load(scalars + _STRENGTH)
-    one_plus_strength = (1 + strength).to(DTYPE)
+    one_plus_strength = (1 + strength).to(DTYPE)  # added in float64, as 1 - beta is subtracted
     strength = strength.to(DTYPE)
     size = tl.where(tl.load(scalars + _ADAPT) != 0, size, 0)  # nothing to sum without correction
     squares = tl.full((_BLOCK,), 0.0, tl.float64)
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
@@ -608,29 +643,38 @@ def mars_update(
 ):
     """Compute `mars._single_tensor_mars` for one chunk of a tensor, once its norm is known.
 
-    c is the corrected gradient, see `mars_norm`, times the ratio, or the gradient of a tensor
-    without correction. Then Adam's step on c, and g is stored for the next step.
+        c = ratio (g + strength (g - g')) if the scalar `adapt` is not 0, else g
+        m = beta1 m + (1 - beta1) c
+        v = beta2 v + (1 - beta2) c^2
+        w = keep w - step_size m / (correction2 sqrt(v) + eps)
+        g' = g, for the next step
+
+    The ratio of the tensor is that of `set_ratios`. For the scalars see `rows.mars_row`;
+    `step_size` has the bias correction of m.
     """
+    # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, last_grads = _locate_chunk(
         tensor_table, grad_addresses, row_of, scalar_table, chunks, DTYPE, ALIGNED
     )
-    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)
-    step_size = _scalar(scalars + _SCALE, DTYPE)
+    beta1, weight1, beta2, weight2 = _betas(scalars, DTYPE)  # weight1 is 1 - beta1
+    step_size = _scalar(scalars + _STEP_SIZE, DTYPE)
     keep = _scalar(scalars + _KEEP, DTYPE)
-    correction2 = _scalar(scalars + _ROOT, DTYPE)
+    correction2 = _scalar(scalars + _CORRECTION2, DTYPE)
     eps = _scalar(scalars + _EPS, DTYPE)
     strength = tl.load(scalars + _STRENGTH)
-    one_plus_strength = (1 + strength).to(DTYPE)
+    one_plus_strength = (1 + strength).to(DTYPE)  # added in float64, as 1 - beta is subtracted
     strength = strength.to(DTYPE)
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     ratio = _scalar(ratios + tensor, DTYPE)
     adapt = tl.load(scalars + _ADAPT) != 0
+    # The whole blocks of the chunk (MASKED 0), then the shorter rest (MASKED 1).
     for MASKED in tl.static_range(2):
         start, stop = _block_range(size, MASKED)
         for block in range(start, stop, _BLOCK):
             offsets = block + tl.arange(0, _BLOCK)
             w = _load(params, offsets, size, MASKED)
             g = _load(grads, offsets, size, MASKED)
+            # g + strength (g - g') is g' + (1 + strength) (g - g'), an interpolation.
             c = ratio * _lerp(
                 _load(last_grads, offsets, size, MASKED), g, -strength, one_plus_strength
             )
