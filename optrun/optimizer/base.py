@@ -42,7 +42,9 @@ Numeric: TypeAlias = float | Callable[[int], float]
 """A number, or a function from the step counted from 0 to one."""
 
 NO_KEYWORDS = frozenset({"name", "default_lr", "dialect"})
-"""Fields of a schema that are no keywords of its class."""
+"""Fields of a schema that are no keywords of its class.
+
+`dialect` names a package, such as `timm`, as whose options the others are set."""
 
 SCHEDULABLE = ("lr", "weight_decay")
 """Options that may be a function of the step."""
@@ -159,10 +161,11 @@ class NamedOptimizer(Optimizer):
         """
         for group in self.param_groups:
             functions = group.get("functions")
-            if isinstance(functions, list):  # a group out of a state dict, which holds their names
+            if isinstance(functions, list):  # out of a state dict, which holds the options' names
                 group["functions"] = self._restore_functions(functions, group)
         self._refuse_parts_of_tensors(list(self.named_params().items()))
         self._resolve()
+        # For `_refresh_changed_groups`, which compares with it before each step.
         self._seen_group_entries = self._group_entries()
 
     def _group_entries(self) -> list[object]:
@@ -495,6 +498,7 @@ class NamedOptimizer(Optimizer):
             ValueError: Another optimizer's state; or with the first parameter that is missing,
                 extra or of another shape.
         """
+        # As torch does: a hook may return another state dict, or None.
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, state_dict)
             if changed is not None:
@@ -523,9 +527,10 @@ class NamedOptimizer(Optimizer):
         """
         if "optimizer" in state_dict:
             return
+        # What the formula of this class has; torch's classes have it in their defaults.
         fixed_values = {"maximize": False, **self.defaults}
         for key in ("maximize", "decoupled_weight_decay"):
-            if key not in fixed_values or key in _keywords(type(self)):
+            if key not in fixed_values or key in _keywords(type(self)):  # an option
                 continue
             fixed = fixed_values[key]
             for group in state_dict.get("param_groups", ()):
@@ -561,7 +566,7 @@ class NamedOptimizer(Optimizer):
         self._lr_forced_to_zero = False
         for group in driven:
             for key, step_function in group["functions"].items():
-                if group[key] == step_function.written:
+                if group[key] == step_function.written:  # nobody else has set it
                     self._write_value(group, key, step_function)
                 elif key == "lr" and group[key] == 0:
                     self._lr_forced_to_zero = True

@@ -53,7 +53,8 @@ class BatchOptimizer(NamedOptimizer):
     def _traits(self, group: Group, name: str, param: Tensor) -> Hashable:
         """Return what `_scalars` must know of a tensor besides its group; None by default.
 
-        A hook for subclasses: LAMB's traits are `(decays, may_adapt)`, for example. Tensors of a
+        A hook for subclasses. For LAMB the traits of a tensor are `(decays, may_adapt)`, whether
+        its name lets it decay and take a trust ratio; for MARS whether it is a matrix. Tensors of a
         group with equal traits and counters share one call of `_scalars`. Traits are computed when
         batches are planned, and again only if groups, names or `RULES` change.
         """
@@ -114,7 +115,7 @@ class BatchOptimizer(NamedOptimizer):
             if found_inf is not None:
                 if self._reads_flag(batch):
                     batch.found_inf = found_inf
-                elif found_inf.item():
+                elif found_inf.item():  # waits for the device
                     continue
             ratios = self._update(batch)
             if ratios is not None:
@@ -185,7 +186,7 @@ class BatchOptimizer(NamedOptimizer):
         batches = None
         if self._plan is not None and self._plan.is_valid_for(params, have_gradient, options):
             batches = self._gather_by_plan(self._plan, grads)
-        if batches is None:
+        if batches is None:  # no plan, or one that is not valid any more: make a new one
             self._plan = Plan(params, have_gradient, options, self._plan_batches(grads, options))
             batches = self._gather_by_plan(self._plan, grads)
         assert batches is not None
@@ -205,7 +206,7 @@ class BatchOptimizer(NamedOptimizer):
         Raises:
             RuntimeError: A parameter is complex.
         """
-        # 1. Put each parameter with a gradient into the batch of its kind.
+        # 1. Put each parameter with a gradient into the batch of its key.
         batches: dict[tuple[Hashable, ...], PlannedBatch] = {}
         slots = self.MOMENTS or self.STATE
         is_sharded = any(isinstance(grad, DTensor) for grad in grads)
@@ -225,7 +226,7 @@ class BatchOptimizer(NamedOptimizer):
                         f"parameter {name!r} is complex: {type(self).__name__} takes real tensors."
                     )
                 state = self.state[param]
-                if not state:
+                if not state:  # before the first step of this parameter
                     state.update(self._new_state(group, param))
                 tensors = [state[slot] for slot in slots]
                 plain = not is_sharded and is_plain(param, grad, tensors)
@@ -266,19 +267,24 @@ class BatchOptimizer(NamedOptimizer):
     def _make_batch(
         self, planned: PlannedBatch, states: list[State], grads: list[Tensor]
     ) -> Batch | None:
-        """Make a planned batch; None if its tensors have moved in memory.
+        """Make a planned batch without its scalars; None if its tensors have moved in memory.
 
-        The scalars, `rows` and `row_of`, are still missing: they come from `_count`, which must run
-        only once it is certain that no batch has to be planned anew. A batch with a known `memory`
-        goes to kernels by address, without a look at single tensors; any other is gathered tensor
-        by tensor.
+        - With known addresses (`memory`) the lists of tensors are taken as they are, for kernels
+          that read by address.
+        - Else each tensor is made ready by itself: its local shard, its touched rows, or a float32
+          copy of a 16-bit parameter. This never returns None.
+
+        `_count` computes the scalars (`rows`, and the index into them of each tensor, `row_of`).
 
         Args:
             planned: Its parameters, and the addresses of their tensors, if kernels may use them.
             states: State of each parameter; its `master_weight` is made or dropped here.
             grads: Gradient of each parameter.
+
+        Raises:
+            RuntimeError: As `usable_gradient`, for a sparse gradient.
         """
-        slots = self.MOMENTS or self.STATE
+        slots = self.MOMENTS or self.STATE  # keys of the state tensors that the formula takes
         # All groups of a batch have equal shared options, so those of the first one are its
         # options.
         first = self.param_groups[planned.group_of[0]]
@@ -301,8 +307,9 @@ class BatchOptimizer(NamedOptimizer):
     def _count(self, planned: PlannedBatch, states: list[State]) -> tuple[list[Scalars], list[int]]:
         """Count the step in the state of each tensor, and compute the scalars of the step.
 
-        Tensors of one kind (group and traits) with equal counters share a row of scalars, from one
-        call of `_scalars`. The counters of a row go back into the states of its tensors.
+        Tensors of one kind (group and traits, see `_traits`) with equal counters share a row of
+        scalars, from one call of `_scalars`. The new counters of a row, such as `step`, go back
+        into the states of its tensors.
 
         Args:
             planned: The tensors.
@@ -314,7 +321,7 @@ class BatchOptimizer(NamedOptimizer):
         # 1. Number the rows. A map in C: this runs over all tensors at every step.
         counters = [list(map(operator.itemgetter(key), states)) for key in self.COUNTERS]
         row_of, row_keys = _number_rows(planned.kind_of, len(planned.kinds), counters)
-        # 2. Count the step in each row, and compute its scalars.
+        # 2. Count the step in each row, and compute its scalars. A kind is an index into `kinds`.
         kinds = list(planned.kinds)
         rows = []
         new_counters = []
@@ -322,10 +329,10 @@ class BatchOptimizer(NamedOptimizer):
             group_index, traits = kinds[kind]
             group = self.param_groups[group_index]
             row = dict(zip(self.COUNTERS, values, strict=True))
-            if group.get("step_count") == "optimizer":
+            if group.get("step_count") == "optimizer":  # in place of this parameter's own count
                 row["step"] = group["step"]
             row["step"] += 1
-            row.update(self._scalars(group, traits, row))
+            row.update(self._scalars(group, traits, row))  # may replace other counters, too
             rows.append(row)
             new_counters.append({key: row[key] for key in self.COUNTERS})
         # 3. Store the counters.

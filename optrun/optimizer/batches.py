@@ -132,14 +132,15 @@ class Batch:
         parameter is appended as a float32 copy: its master weight if it has one, else a new one.
         `write_back` rounds the copy into the parameter.
         """
-        dtype = working_dtype(param.dtype)
+        dtype = working_dtype(param.dtype)  # float32 for a 16-bit parameter
         shard = local(place_like(grad, param)).to(dtype)
         self.shardings.append(sharding_of(param))
+        # A lazily negated gradient, or lazy zeros, get their values in memory by the copy.
         self.grads.append(shard if stores_its_values(shard) else shard.clone())
         for slot, tensors in self.state.items():
             tensors.append(local(state[slot]))
         weights = local(param.detach())
-        if param.dtype == dtype:
+        if param.dtype == dtype:  # no copy: the update changes the parameter itself
             self.params.append(weights)
             return
         if "master_weight" in state:
@@ -155,7 +156,7 @@ class Batch:
         `write_back` copies them into the parameter, its master weight and its state. No copy is as
         large as the parameter.
         """
-        rows = grad.indices()[0]
+        rows = grad.indices()[0]  # each once: `usable_gradient` has summed repeated rows
         dtype = working_dtype(param.dtype)
         master = state.get("master_weight")
         weights = param.detach() if master is None else master

@@ -59,8 +59,9 @@ def choice_of(config: OptimizerConfig) -> str:
 def options_of(config: OptimizerConfig) -> PlainDict:
     """Return the fields of a configuration as keywords of the optimizer's class.
 
-    Enums become their values. `name`, `default_lr` and `dialect` are left out: a dialect has
-    already set the other fields. There is no `lr`, which is a top-level key.
+    Enums become their values. `name`, `default_lr` and `dialect` are left out. A dialect is the
+    name of another package, and has set the other fields already, to what its optimizer does. There
+    is no `lr`, which is a top-level key.
     """
     options: PlainDict = {}
     for field in fields(config):

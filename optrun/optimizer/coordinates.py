@@ -228,7 +228,7 @@ def coordinate_check(
     growths = _add_tied_names(
         largest.model, largest.sizes or growth_of(largest.model, smallest.model)
     )
-    shared: set[str] = set()
+    shared: set[str] = set()  # updates of these may have a lower slope
     if by_gradient and along == "width":
         shared = _params_shared_by_units(largest, smallest, growths)
     # 2. Measure each model, and add its values to the line of their parameter and measure.
@@ -250,20 +250,26 @@ def coordinate_check(
 def _params_shared_by_units(
     larger: SizedModel, smaller: SizedModel, growths: Mapping[str, Growth]
 ) -> set[str]:
-    """Find the names of parameters of constant size, shared by a growing number of units.
+    """Find the names of parameters of one size whose module has more outputs in the larger model.
 
-    Such a parameter belongs to a module with more outputs in the larger model. An example is a
-    query norm, which acts on every head. Its gradient is a sum over n units. At first the summands
-    are noise, and the sum grows with sqrt(n); later, when all units learn the same, with n.
+    An example is a query norm: its weight has the size of one head, and acts on every head. So its
+    gradient is a sum over n units, here heads. At first the summands are noise, and the sum grows
+    with sqrt(n); later, when all units learn the same, with n.
+
+    Args:
+        larger: The larger model; it is run once.
+        smaller: The smaller model; it is run once.
+        growths: How each parameter grew from the smaller to the larger model, by name.
     """
-    larger_counts = _output_counts(larger)
-    smaller_counts = _output_counts(smaller)
+    outputs_in_larger = _output_counts(larger)
+    outputs_in_smaller = _output_counts(smaller)
     shared = set()
     for name, growth in growths.items():
         path = name.rpartition(".")[0]
-        if growth.kind != "of one size" or path not in larger_counts:
+        # A module that was not called has no count.
+        if growth.kind != "of one size" or path not in outputs_in_larger:
             continue
-        if path in smaller_counts and larger_counts[path] > smaller_counts[path]:
+        if path in outputs_in_smaller and outputs_in_larger[path] > outputs_in_smaller[path]:
             shared.add(name)
     return shared
 
@@ -289,6 +295,7 @@ def _add_tied_names(model: nn.Module, growths: Mapping[str, Growth]) -> dict[str
     has no expected slope for it.
     """
     first_names = {id(param): name for name, param in model.named_parameters()}
+    # Whether the norm before a tied head has the factor that muP asks of the head.
     scales_logits = any(growth.logits != 1 for growth in growths.values())
     with_tied = dict(growths)
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -297,7 +304,7 @@ def _add_tied_names(model: nn.Module, growths: Mapping[str, Growth]) -> dict[str
         is_linear_weight = isinstance(module, nn.Linear) and param.dim() > 1
         if not is_linear_weight:
             with_tied[name] = growth
-        elif name not in with_tied and scales_logits:
+        elif name not in with_tied and scales_logits:  # a second name: the tied head
             with_tied[name] = replace(growth, fan_in=growth.fan_out, fan_out=1.0, is_head=True)
     return with_tied
 
@@ -377,7 +384,7 @@ def _expected_along_depth(name: str, measure: str, growths: Mapping[str, Growth]
     if growth is None:
         return None
     if measure == "change":
-        is_in_block = "*" in name
+        is_in_block = "*" in name  # in place of the block number
         return None if is_in_block else 0.0
     if growth.ends_branch:
         return -1.0
@@ -408,7 +415,7 @@ def measure(sized: SizedModel) -> dict[tuple[str, str], float]:
     # 2. Measure each module with parameters of its own.
     measured: dict[tuple[str, str], float] = {}
     for path, call in after.items():
-        if path not in before:
+        if path not in before:  # called only after the training
             continue
         module = model.get_submodule(path)
         prefix = f"{path}." if path else ""

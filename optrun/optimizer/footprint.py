@@ -57,7 +57,7 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
     ):
         try:
             with preserved_random_states():
-                copied, replacements = _copy_over(optimizer, make_replacement)
+                copied, replacements = _copy_with_new_params(optimizer, make_replacement)
                 for param in param_of_kind.values():
                     replacements[param].grad = torch.ones_like(replacements[param])
                 copied.step()
@@ -83,10 +83,13 @@ def _make_small(param: Tensor) -> Tensor:
     return torch.ones([_SIDE + dim for dim in range(param.dim())], dtype=param.dtype)
 
 
-def _copy_over(
+def _copy_with_new_params(
     optimizer: Optimizer, make_replacement: Callable[[Tensor], Tensor]
 ) -> tuple[Optimizer, dict[Tensor, Tensor]]:
-    """Copy an optimizer over other parameters, with empty state and without hooks.
+    """Copy an optimizer with a new parameter for each, with empty state and without hooks.
+
+    The optimizer is not changed, and its constructor is not called again: its arguments are not
+    known.
 
     Args:
         optimizer: The optimizer to copy.
@@ -95,18 +98,18 @@ def _copy_over(
     Returns:
         The copy; and for each parameter of the optimizer, its replacement in the copy.
     """
-    # 1. Make the parameters of the copy, and its empty state.
+    # 1. Make the new parameters and the empty state. `memo` maps the id of an object to what
+    # `deepcopy` puts in its place, so the copied attributes refer to these.
     replacements: dict[Tensor, Tensor] = {}
-    copied: Optimizer = object.__new__(type(optimizer))  # without a call of its constructor
+    copied: Optimizer = object.__new__(type(optimizer))
     state: defaultdict[Tensor, object] = defaultdict(dict)
-    # deepcopy puts the values of `memo` in place of the objects with these ids.
     memo: dict[int, object] = {id(optimizer): copied, id(optimizer.state): state}
     for group in optimizer.param_groups:
         for param in group["params"]:
             replacements[param] = Parameter(make_replacement(param))
             memo[id(param)] = replacements[param]
-    # 2. Copy all other attributes.
-    # Not copied: hooks, which are functions of others, and a `step` patched by torch's schedulers.
+    # 2. Copy the attributes; not hooks, which are functions of others, nor a `step` that one of
+    # torch's schedulers has patched.
     attributes = {
         key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"
     }

@@ -92,11 +92,12 @@ class Memory:
             return True
         begins = torch.tensor(addresses, device="cpu")
         if bool(((begins == 0) & (self._grad_sizes > 0)).any()):  # torch's lazy zeros
-            return False
+            return False  # they have no memory
         # A gradient overlaps a parameter if the first parameter that ends after its begin also
         # begins before its end: with parameters at [0, 8) and [16, 24) a gradient at [8, 16) does
         # not, and one at [12, 20) does. Parameters are sorted and do not overlap each other.
         ends = begins + self._grad_sizes
+        # Index of that parameter; after the last one the begin is larger than every address.
         next_params = torch.searchsorted(self._param_ends, begins, right=True)
         if bool((self._param_begins[next_params] < ends).any()):
             return False
@@ -106,17 +107,18 @@ class Memory:
     def _are_like_params(self, grads: list[Tensor]) -> bool:
         """Tell whether gradients are plain contiguous tensors of the parameters' sizes and device.
 
-        Sizes are compared in bytes: torch keeps `.grad` in the dtype of the parameter, and other
-        data would have another size. Lazily negated gradients are refused, too. Such a view, the
-        imaginary part of a complex tensor, is contiguous only if it has one element, so only
-        gradients of one element are asked for it.
+        Lazily negated ones are refused, too: their memory holds the values without the sign.
         """
         return (
-            set(map(type, grads)) == {Tensor}
-            and [grad.layout for grad in grads] == self._layouts
+            set(map(type, grads)) == {Tensor}  # no subclass, such as DTensor
+            and [grad.layout for grad in grads] == self._layouts  # none is sparse
+            # In bytes: torch keeps `.grad` in the dtype of the parameter, and other data would have
+            # another size.
             and [grad.nbytes for grad in grads] == self._sizes
             and set(map(Tensor.get_device, grads)) == {self._device}
             and all(map(Tensor.is_contiguous, grads))
+            # Negated views are imaginary parts of complex tensors, of every second number in
+            # memory: contiguous only with one element, so only these are asked.
             and not any(grads[i].is_neg() for i in self._single_numbers)
         )
 
@@ -184,7 +186,7 @@ class PlannedBatch:
             slots: State keys whose tensors the formula takes.
         """
         assert self.memory is not None
-        by_slot: dict[str, list[Any]] = {}
+        by_slot: dict[str, list[Any]] = {}  # None where a state lacks the key: refused below
         for slot in slots:
             by_slot[slot] = [state.get(slot) for state in states]
         if not self.memory.is_unchanged(self.params, list(by_slot.values())):
@@ -232,6 +234,7 @@ class Plan:
             return False
         if options == self.options:
             return True
+        # They changed: the batches stay valid if the groups of each still agree.
         self.options = options
         for batch in self.batches:
             options_of_first = options[batch.group_of[0]]

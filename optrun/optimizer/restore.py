@@ -140,6 +140,7 @@ def refuse_other_state(
     Raises:
         ValueError: Naming parameter and state key.
     """
+    # Of a `Composite` the member, else the optimizer itself.
     stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
     if not entries or not hasattr(stepper, "state_keys"):
         return
@@ -259,7 +260,8 @@ def load_by_name(
             of another shape; or parameters of one group come from several saved groups.
     """
     _refuse_other_class(optimizer, state_dict)
-    # 1. Find the saved group and the saved state of each parameter.
+    # 1. Find the saved group and the saved state of each parameter. A parameter that was never
+    # stepped has no state.
     saved_groups = state_dict["param_groups"]
     names_of_groups = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
     locations = _locate_params(optimizer, names_of_groups, saved_groups)
@@ -281,7 +283,7 @@ def load_by_name(
                 if isinstance(value, Tensor):
                     refuse_other_shape(name, param, value, str(key))
         group = _merge_groups(current_group, saved_group)
-        if "step" not in saved_group:
+        if "step" not in saved_group:  # saved by torch
             group["step"] = _largest_step(saved, names)
         groups.append(group)
     # 3. Copy the state to the parameters.
@@ -320,8 +322,9 @@ def _merge_groups(current: Group, saved: Group) -> dict[str, Any]:
     A group that torch saved lacks some keys of optrun: those keep their current values.
     """
     merged = dict(current)
-    if "step" in saved:
-        # Saved by optrun: without an lr_ratio its lr is absolute, so the current ratio goes.
+    if "step" in saved:  # saved by optrun
+        # Without an lr_ratio its lr is absolute, so the current ratio goes; a saved one is copied
+        # below.
         merged.pop("lr_ratio", None)
     for key, value in saved.items():
         if key not in ("params", "param_names", "functions"):
@@ -356,7 +359,7 @@ def _locate_params(
         # By position: each saved parameter is taken to have the name of the one in its place.
         _refuse_other_sizes(current_names, saved_groups)
         saved_names = current_names
-    locations: dict[str, _Location] = {}
+    locations: dict[str, _Location] = {}  # by saved name
     for index, group in enumerate(saved_groups):
         for name, key in zip(saved_names[index], group["params"], strict=True):
             locations[name] = _Location(index, key)

@@ -57,6 +57,7 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
     """
     tensors: dict[str, Tensor] = {}
     params = _params_by_name(optimizer)
+    # `_pack` returns a value for JSON, and puts its tensors into `tensors`.
     state: dict[str, State] = {}
     for name, param in params.items():
         if param in optimizer.state:
@@ -121,14 +122,18 @@ def load_named_state(
             tensor that was not saved; joined groups counted differently; or a counter is no number.
         OtherFormatError: The state has another format.
     """
+    # 1. Compare format, class, names and shapes.
     _refuse_other_optimizer(optimizer, meta)
     params = _params_by_name(optimizer)
     _refuse_other_params(params, meta)
-    # 1. Convert and check all that was saved; each tensor must be used once.
+
+    # 2. Convert and check all that was saved. `unpack` and `take` look up tensors by path, and
+    # remove these paths from `saved.unused`.
     saved = _SavedTensors(tensors)
     saved_state: dict[str, State] = {}
     for name, entries in meta["state"].items():
         saved_state[name] = {key: saved.unpack(value) for key, value in entries.items()}
+    # Copies on the devices of the parameters, sharded as these; by parameter.
     state: dict[Any, Any] = {**restore_state(optimizer, optimizer.param_groups, saved_state)}
     first_param = next(iter(params.values()))
     for key, value in meta["shared"]:
@@ -137,6 +142,8 @@ def load_named_state(
     counters_of_groups = _load_counters(optimizer, meta, saved)
     for group, counters in zip(optimizer.param_groups, counters_of_groups, strict=True):
         _refuse_nonnumeric_counters(group, counters)
+    # The model was saved with the evaluation weights of these parameters, so the weights to train
+    # are in the state.
     averaged = averaged_params(optimizer)
     training_weights: dict[str, Tensor] = {}
     for name, param in params.items():
@@ -147,7 +154,8 @@ def load_named_state(
         raise ValueError(
             f"the saved state has a tensor {min(saved.unused)!r}, which belongs to nothing."
         )
-    # 2. Change the optimizer.
+
+    # 3. Everything fits: change the optimizer.
     _load_attributes(optimizer, attributes)
     optimizer.state.clear()
     optimizer.state.update(state)
@@ -286,11 +294,11 @@ def _load_counters(
         ValueError: As `_common_counters`; or a parameter was stepped by another member of a
             `Composite`, or by another library with another option.
     """
-    # 1. Read the counters of each saved group.
+    # 1. Read the counters of each saved group: entries that are neither options nor descriptions.
     no_counters = {"optimizer", *_NOT_OPTIONS}
     for group in optimizer.param_groups:
         no_counters.update(_options(optimizer, group))
-    index_by_name: dict[str, int] = {}
+    index_by_name: dict[str, int] = {}  # parameter -> index of its saved group
     saved_counters: list[ParamGroup] = []
     for index, group in enumerate(meta["groups"]):
         index_by_name.update(dict.fromkeys(group["param_names"], index))
@@ -307,6 +315,7 @@ def _load_counters(
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
             _refuse_other_options(optimizer, group, saved_group, name)
+        # Of the saved groups that are joined in this one, each once.
         distinct = [saved_counters[index] for index in dict.fromkeys(indices)]
         counters_of_groups.append(_common_counters(group, distinct))
     return counters_of_groups

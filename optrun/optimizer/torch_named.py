@@ -82,8 +82,11 @@ class _OneLayout(Optimizer):
     ) -> Any:
         """Fill the lists as torch does, then replace tensors with other strides than the parameter.
 
-        Only for fused groups. A gradient is replaced in `grads` by a copy, so `param.grad` stays; a
-        state tensor gets the data of a copy.
+        torch's `step` calls this for each group, with empty lists, and steps the tensors that are
+        in them afterwards. They are replaced for fused groups only:
+
+        - a gradient by a copy in `grads`; `param.grad` stays;
+        - a state tensor by the data of a copy, so that the next step need not copy again.
 
         Args:
             group: A parameter group.
@@ -100,7 +103,7 @@ class _OneLayout(Optimizer):
         returned = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
         if not group.get("fused"):
             return returned
-        # The usual case: nothing has to be replaced.
+        # The usual case: nothing has to be replaced, because everything is contiguous.
         states = chain.from_iterable(state)
         if _all_flat([*params, *grads]) and all(map(Tensor.is_contiguous, states)):
             return returned
@@ -116,6 +119,7 @@ class _OneLayout(Optimizer):
             grads[i] = _with_strides_of(param, grads[i])
             for tensors in state:  # one list for each kind of state, empty if it is not used
                 entry = tensors[i] if i < len(tensors) else None
+                # Not a step count, whose shape is (), and not a momentum that is None yet.
                 if isinstance(entry, Tensor) and entry.shape == param.shape:
                     entry.data = _with_strides_of(param, entry)
         return returned
@@ -166,8 +170,9 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     ) -> Any:
         """Fill the lists for neighbouring fused groups with equal options as for one group.
 
-        torch calls this for each group, and then steps what is in the lists; each call of a kernel
-        has a cost. The first of such groups gets the parameters of all, the others get none.
+        torch's `step` calls this for each group, and then steps the tensors in the lists; each call
+        of a kernel has a cost. So the first of such groups gets the parameters of all, and the
+        others get none: torch does nothing for empty lists.
 
         Args:
             group: A parameter group.
@@ -179,7 +184,8 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
             What torch's method returns, whether a parameter is complex; False for a group that was
             joined to an earlier one.
         """
-        if group is self.param_groups[0]:  # the first call of this step
+        if group is self.param_groups[0]:  # the first call of this step: join the groups anew
+            # By the id of the first group of each run of neighbours: all of these.
             self._joined_groups: dict[int, list[ParamGroup]] = {}
             for _, neighbours in groupby(self.param_groups, self._options_of):
                 joined = list(neighbours)
@@ -191,7 +197,10 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         return super()._init_group({**group, "params": joined_params}, params, grads, *state)
 
     def _options_of(self, group: ParamGroup) -> list[object]:
-        """List the options read by torch's update; unique for a group without `fused`."""
+        """List the options read by torch's update; unique for a group without `fused`.
+
+        Neighbours with equal lists are joined, so a group without `fused` stays alone.
+        """
         return [group["fused"] or id(group), *map(group.get, self.defaults)]
 
     def skips_on_device(self) -> bool:

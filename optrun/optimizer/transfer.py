@@ -53,10 +53,11 @@ def _sgd_lr_factor(size: Growth, options: Options) -> float:
 def _lamb_lr_factor(size: Growth, options: Options) -> float:
     """Return the factor on lr if an update has the norm of the weight times lr, as LAMB's.
 
-    The norm of a matrix grows with width_init sqrt(fan_in fan_out), and its update may grow with
-    sqrt(fan_out / fan_in); the factor is their quotient, 1 / (fan_in width_init). That is
-    1/sqrt(fan_in) for a hidden matrix, 1 for others. A parameter that is not adapted, which takes a
-    step without the trust ratio, has Adam's factor.
+    The norm of a matrix grows with width_init sqrt(fan_in fan_out), where width_init is the factor
+    on its initial standard deviation, see `Growth.width_init`; and its update may grow with
+    sqrt(fan_out / fan_in). The factor is the second over the first, 1 / (fan_in width_init). That
+    is 1/sqrt(fan_in) for a hidden matrix, 1 for others. A parameter that is not adapted, which
+    takes a step without the trust ratio, has Adam's factor.
     """
     if options["adapted"]:
         return 1 / (size.fan_in * size.width_init)
@@ -163,27 +164,29 @@ def transfer_groups(
     """
     if not sizes or not isinstance(parametrization, MupConfig):
         return [dict(group) for group in groups]
+    # Whether the share of a weight that a step decays stays as in the base, whatever the lr.
     keeps_decay = parametrization.weight_decay is TransferDecay.independent
+    # Parameter name -> (rule, options in force). An optimizer is built only to know the options.
     rules_and_options = _rules_and_options(
         build_optimizer(config, groups, lr=lr), choice_of(config)
     )
     scaled: list[ParamGroup] = []
     counts = Counter[str]()
     for group in groups:
-        # Parameters with one description have equal factors, and stay one group.
+        # Divide the group by the descriptions of its parameters, such as "hidden matrix (in x4,
+        # out x4), adam: init x0.5, lr x0.25": parameters with one description have equal factors.
         by_description: dict[str, ParamGroup] = {}
         for name, param in group["params"]:
             rule, options = rules_and_options[name]
             size = sizes[name]
             if size.logits != 1 and options["adapted"]:
                 _refuse_adapted_bias(name)
-            # The factors of this parameter decide into which of the new groups it goes.
             factors = _compute_factors(size, rule, options, keeps_decay=keeps_decay)
             description = _describe_factors(size, rule, factors)
             if description not in by_description:
                 scaled_group = _scaled_group(group, options, factors)
                 reason = f"{group.get('rule', '')}; mup: {description}"
-                scaled_group["rule"] = reason.removeprefix("; ")
+                scaled_group["rule"] = reason.removeprefix("; ")  # of a group without a rule
                 by_description[description] = scaled_group
             by_description[description]["params"].append((name, param))
             counts[description] += 1
@@ -365,7 +368,7 @@ def _decay_factor(size: Growth, options: Options, rule: str, lr_factor: float) -
         if options["adapted"]:
             return 1 / (lr_factor * size.init)
         return 1 / lr_factor
-    return float(lr_factor ** -_DECAYS_BY_LR.get(mode, 1))
+    return float(lr_factor ** -_DECAYS_BY_LR.get(mode, 1))  # other modes: proportional to lr
 
 
 def _eps_factor(size: Growth) -> float:

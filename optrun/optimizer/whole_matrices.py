@@ -117,8 +117,11 @@ def _apply_on_owners(
 
     Below, `i` is an index into `matrices`, and `owned[rank]` lists those that a rank owns. With two
     ranks and three matrices of two rows: if rank 0 owns [1, 0] and rank 1 owns [2], rank 0, which
-    has the first row of each, sends that of 2 to rank 1, and gets the second rows of 1 and 0. The
-    results go the same way back.
+    has the first row of each,
+
+    1. sends its row of matrix 2 to rank 1, and gets the second rows of 1 and 0;
+    2. computes the results of 1 and 0;
+    3. sends the second rows of these to rank 1, and gets the first row of the result of 2.
 
     Args:
         function: See `on_whole`.
@@ -136,7 +139,8 @@ def _apply_on_owners(
     owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
     owned_here = owned[rank_here]
 
-    # 1. Send the shards of this rank to the owners.
+    # 1. Send the shards of this rank to the owners. `shards_of_ranks[rank]` are that rank's shards
+    # of the matrices owned here, in the order of `owned_here`.
     shards_of_ranks = _exchange(
         [[matrices[i].shard for i in owned_by_rank] for owned_by_rank in owned],
         [[shapes[i][rank] for i in owned_here] for rank in range(ranks)],
@@ -144,7 +148,8 @@ def _apply_on_owners(
         matrices[0].shard,
     )
 
-    # 2. Apply the function to the full matrices that this rank owns.
+    # 2. Apply the function to the full matrices that this rank owns, and cut the results into the
+    # shards of all ranks.
     results_for_ranks: list[list[Tensor]] = [[] for _ in range(ranks)]
     for i, *shards in zip(owned_here, *shards_of_ranks, strict=True):
         axis = matrices[i].axis
@@ -153,14 +158,14 @@ def _apply_on_owners(
         for rank, shard in enumerate(result.split(lengths, dim=axis)):
             results_for_ranks[rank].append(shard)
 
-    # 3. Send the shards of the results back.
+    # 3. Send the shards of the results back. This rank gets one of each matrix, grouped by owner.
     results_of_ranks = _exchange(
         results_for_ranks,
         [[shapes[i][rank_here] for i in owned_by_rank] for owned_by_rank in owned],
         group,
         matrices[0].shard,
     )
-    order = chain.from_iterable(owned)
+    order = chain.from_iterable(owned)  # of the matrices in the results
     result_of = dict(zip(order, chain.from_iterable(results_of_ranks), strict=True))
     return [result_of[i] for i in range(len(matrices))]
 
