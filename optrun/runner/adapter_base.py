@@ -54,7 +54,7 @@ def base_digest(model: PreTrainedModel) -> str:
 
     Equal digests mean equal names, shapes and values.
     """
-    total = hashlib.sha256()
+    total = hashlib.sha256()  # over one line a tensor: name, dtype, shape, digest of its bytes
     for name, tensor in sorted(base_tensors(model).items()):
         shape = tuple(tensor.shape)
         total.update(f"{name} {tensor.dtype} {shape} {tensor_digest(tensor)}\n".encode())
@@ -162,7 +162,9 @@ def rebuild_adapter_model(
         ConfigError: The base was moved or changed.
         CheckpointError: The checkpoint records no adapter.
     """
-    # The configuration of the run, as it was recorded.
+    # 1. The configuration of the run, as it was recorded. Relative paths count from the folder that
+    # the run was started in. No file may ask to trust remote code, only a command line, and here
+    # is none.
     saved = snapshot.metadata
     tree = with_schemas(saved.config, str(checkpoint))
     rebase_paths(tree, original_cwd(run.hydra))
@@ -173,6 +175,7 @@ def rebuild_adapter_model(
     quantized = is_quantized(config.model)
 
     def build_with_adapter(*, dequantize: bool) -> PreTrainedModel:
+        # `base` is the path of the base weights; None: they were drawn from the seed.
         torch.manual_seed(config.seed)
         model, base = build_with_start_weights(config.model, kind, copy.deepcopy(values))
         inject_adapter(
@@ -185,11 +188,13 @@ def rebuild_adapter_model(
         )
         return model
 
-    # The digest is that of the quantised base, so this is built first in any case.
+    # 2. The base and a new adapter. The digest is that of the quantised base: this one is built
+    # first in any case.
     model = build_with_adapter(dequantize=False)
     refuse_other_adapter(saved, adapter_facts(model), config)
     if dequantized and quantized:
         model = build_with_adapter(dequantize=True)
+    # 3. The weights of the adapter.
     load_model_tensors(model, snapshot.model)
     return model
 

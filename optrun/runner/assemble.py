@@ -257,26 +257,32 @@ def _start_from_checkpoint(
         ConfigError: The adapter, the data or the batch changed.
         CheckpointError: A newer version saved the counters.
     """
-    # 1. What both refuse.
+    # 1. What both refuse: another adapter; other examples that no changed key asks for, or other
+    # tokens or classes. `changes` maps each changed key to its value then and now.
     config = batch.request.config
     refuse_other_adapter(saved, constants.adapter, config)
     changes = changes_since(saved, batch.request.values, opened.started_from)
     refuse_other_data(saved, constants, changes)
-    # 2. A branch: the changes of the user are what it is for.
+    # 2. A branch: the changes of the user are what it is for. `begin_fork` refuses other steps of
+    # data; the counters it returns are the checkpoint's, without metrics.
     if opened.trunk is not None:
         fork, state = begin_fork(opened.trunk, saved, constants, changes, config.branch_schedule)
         constants.branch = fork.metadata()
         changes_note = table(fork.changes, "other than the trunk's:", derived=batch.derived)
         return Start(state, changes, [changes_note], fork)
-    # 3. A resumed run: the same run, so the place in the data moves if the plan changed.
+    # 3. A resumed run: its own counters, at another place in the data if the plan changed, which is
+    # set in `state`.
     constants.branch = saved.branch
     state = train_state(saved)
     fingerprint = constants.plan["fingerprint"]
     position_note = shift_data_position(saved.plan, state, plan, fingerprint)
+    # Raises for a plugin that is missing or changed, unless `--allow-changed-plugins` was typed.
     plugin_notes = require(saved.plugins or (), "this run")
     changes_note = table(changes, derived=batch.derived, examples=batch.examples)
     other_evaluation = describe_other_evaluation(saved.plan["fingerprint"], fingerprint)
+    # Notes are None or empty if there is nothing to tell.
     notes = [changes_note, position_note, other_evaluation, *plugin_notes]
+    # The request to stop is dropped if the user changed anything that affects training.
     return Start(
         state, changes, notes, stop=stop_request(saved, requested_changes(changes, batch.derived))
     )
@@ -296,7 +302,7 @@ def _refuse_different_ranks(
     if world.size == 1:
         return
     facts = {
-        **flat(constants.config),
+        **flat(constants.config),  # dotted keys
         "data.train (fingerprint of the examples)": task.train.fingerprint(),
         "data.eval (fingerprint of the examples)": task.eval_fingerprint(),
         "tokenizer": constants.tokenizer,
@@ -386,6 +392,8 @@ def choose_ranking(config: RunConfig, task: Task) -> Ranking:
     refuse_unknown_metric(task, "checkpoint.metric", metric)
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
+    # The direction of the main metric if that is the chosen one, else the one that is registered
+    # for the chosen metric.
     main = Ranking(f"eval/{task.main_metric}", task.mode)
     return Ranking(metric, best_mode(metric, main))
 
@@ -534,6 +542,6 @@ def _valid_groups(optimizer: Mapping[str, object]) -> list[Mapping[str, object]]
         if not isinstance(group, dict):
             return []
         for key, kind in kinds.items():
-            if not isinstance(group.get(key), kind | None):
+            if not isinstance(group.get(key), kind | None):  # None also if the key is missing
                 return []
     return groups

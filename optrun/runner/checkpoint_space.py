@@ -26,7 +26,7 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         the trained weights, as Adam's.
     """
     weights = sum(tensor.nbytes for tensor in model_tensors(model).values())
-    # The state of each trained parameter, where its size is known.
+    # `state_bytes` maps each parameter that is trained to the bytes of its state; None: unknown.
     state_sizes = [count for count in state_bytes(optimizer).values() if count is not None]
     trained: list[torch.Tensor] = []
     for group in optimizer.param_groups:

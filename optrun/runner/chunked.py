@@ -43,7 +43,7 @@ def configure_chunked_loss(
     Raises:
         ConfigError: Chunks are configured, and the task or the model does not allow them.
     """
-    # 1. Is it configured, and is there a head to compute in chunks?
+    # 1. Is it configured, and has the model an output head, whose product is the logits?
     mode = config.training.chunked_loss.lower()
     head = model.get_output_embeddings() if config.task.CHUNKED_LOSS else None
     weight = getattr(head, "weight", None)
@@ -53,14 +53,14 @@ def configure_chunked_loss(
     texts = config.training.per_device_train_batch_size or MOST_PER_DEVICE
     if isinstance(config.task, PreferenceConfig):
         texts *= 2  # a pair has a chosen and a rejected text
-    logits_bytes = 4 * texts * config.data.max_length * len(weight)
+    logits_bytes = 4 * texts * config.data.max_length * len(weight)  # (vocabulary, width)
     if mode == "auto" and logits_bytes < LEAST:
         return None
-    # 3. Do task and model allow it?
+    # 3. Do task and model allow it? None: they do.
     why = _why_not_chunked(task, model, world)
     if why is None:
         task.chunked = True
-        ChunkedForward(model, shift=task.shift)
+        ChunkedForward(model, shift=task.shift)  # puts itself in place of `model.forward`
         return (
             f"{KEY}={mode}: the logits of a micro-batch, up to {size(logits_bytes)}, are computed a"
             " part at a time"

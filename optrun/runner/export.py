@@ -119,7 +119,9 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
     config = copy.deepcopy(model.peft_config[ADAPTER])
     config.inference_mode = True
     config.save_pretrained(str(folder))
+    # "auto", the default, asks the hub for the vocabulary of the base, and may add embeddings.
     tensors = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    # The names that peft gives its own files.
     tensors = {
         f"base_model.model.{name}": tensor.detach().cpu().contiguous()
         for name, tensor in tensors.items()
@@ -201,8 +203,9 @@ def gather_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None
     import torch
     import torch.distributed as dist
 
-    # 1. Gather. Each step of this iterator is a collective, so every rank goes on to its end: also
-    # the others, which keep nothing, and rank 0 after an error of the disk.
+    # 1. Gather. Each step of this iterator is a collective, so every rank has to go on to its end.
+    # Rank 0 writes the tensors to disk. The deque of no length takes what is left, and drops it:
+    # on the other ranks all of it, on rank 0 what follows an error of the disk.
     gathered = gather_full_tensors(all_tensors(model).items())
     try:
         if dist.get_rank() == 0:
@@ -292,8 +295,8 @@ def export(
     # 2. The tokenizer.
     tokenizer = _load_tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
-    # 3. The summary. The card describes the weights of this checkpoint, not those of the end of the
-    # run.
+    # 3. The summary, for the card: that describes the weights of this checkpoint, not those of the
+    # end of the run. Without a summary the card has these values alone.
     summary = try_read_summary(run.summary)
     step = snapshot.global_step
     counters = snapshot.metadata.train

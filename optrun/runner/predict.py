@@ -114,6 +114,7 @@ def predict_file(
         labels=class_names(snapshot.metadata.model_config),
         config=config,
         split=split,
+        # The same rows for training, which are not used, and as the only evaluation set.
         source=Source(Split(split.rows, "data.train"), {"": split}, files, notes=notes),
         generation=_typed_below("generation.", typed),
     )
@@ -147,7 +148,7 @@ def _rows_config(typed: PlainMapping, trained: DataConfig) -> FilesConfig:
         "train": typed["data.eval"],
         **_typed_below("data.", typed),
     }
-    values.pop("max_length", None)
+    values.pop("max_length", None)  # `data.max_length` goes to the configuration of the run
     columns = [field.name for field in fields(ColumnsConfig) if "_column" in field.name]
     if values.keys().isdisjoint(columns):
         values |= {name: getattr(trained, name, None) for name in columns}
@@ -196,7 +197,7 @@ def _predict_rows(predictor: Predictor) -> list[Values]:
     Rows are batched by length, longest first. Random draws are seeded by the run's `seed`; random
     states are restored at the end.
     """
-    # Batches of row numbers, by length.
+    # Batches of row numbers, by length. An image has no token ids, so the order stays.
     inputs = predictor.encode()
     lengths = [len(row.get("input_ids", ())) for row in inputs]
     order = np.argsort(np.negative(lengths), kind="stable")

@@ -254,7 +254,7 @@ class WordLabels(Predictor):
         for row, words in enumerate(rows):
             if words is None or None in words:
                 raise ConfigError(f"{self.split.where(row)} has no words, or a missing word.")
-        # A row without words goes through the model with one, whose label is left out.
+        # A row without words gets one, "-", since a model needs a token; its label is left out.
         encoding = tokenize_rows(
             self.tokenizer,
             [words or ["-"] for words in rows],
@@ -354,11 +354,13 @@ class TextGeneration(Predictor):
         if not model.can_generate():
             name = type(model).__name__
             raise ConfigError(f"{self.config.task.name}: {name} of transformers cannot generate.")
+        # Positions for prompt and continuation together; no limit if there is an encoder, or if the
+        # model names none.
         positions = getattr(model.config, "max_position_embeddings", None)
         if positions is None or not self.is_decoder:
             positions = sys.maxsize
         self.options = self._options(copy.deepcopy(model.generation_config), positions)
-        longest = positions - (self.options.max_new_tokens or 0)
+        longest = positions - (self.options.max_new_tokens or 0)  # of a prompt, in tokens
         if longest < 1:
             raise ConfigError(
                 f"generation.max_new_tokens={self.options.max_new_tokens}: the model has"
@@ -383,12 +385,15 @@ class TextGeneration(Predictor):
         Raises:
             ConfigError: A value does not fit, or has no effect.
         """
-        # Checked alone, so that an error is about what was typed.
+        # 1. What was typed: checked alone, so that an error is about it, and then taken over.
         with self._option_errors():
             type(options)(**self.generation).validate(strict=True)
         options.update(**self.generation, num_return_sequences=1)
+        # 2. One limit of the length: `max_new_tokens`, or else `max_length`, which in a decoder
+        # counts the prompt, too.
         if self.is_decoder or "max_new_tokens" in self.generation:
             options.max_length = None
+        # 3. Defaults.
         if options.eos_token_id is None:
             options.eos_token_id = self.tokenizer.eos_token_id
         if options.max_new_tokens is None and options.max_length is None:
@@ -418,7 +423,7 @@ class TextGeneration(Predictor):
         options = {"generation_config": self.options, "tokenizer": tokenizer}
         with self._option_errors():
             ids = self.run(batch, self.model.generate, **options)
-        if self.is_decoder:
+        if self.is_decoder:  # its output begins with the prompt
             ids = ids[:, batch["input_ids"].shape[1] :]
         continuations = tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [{"generation": text} for text in continuations]
@@ -438,7 +443,7 @@ class TextToText(TextGeneration):
 class ChatAnswers(TextGeneration):
     """Generates the last assistant turn of a chat, in the run's chat template.
 
-    A row needs no completion. A row with a shortest_decimal text is continued without a template.
+    A row needs no completion. A row that is a plain text is continued without a template.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")
@@ -453,12 +458,12 @@ class ChatAnswers(TextGeneration):
         Raises:
             ConfigError: A row is no chat, or the template refuses it.
         """
-        template = use_template(self.tokenizer, None)
+        template = use_template(self.tokenizer, None)  # the tokenizer's own; None: it has none
         layout = getattr(self.config.task, "layout", None)
         columns = question_columns(self.source, self.split, layout)
         prompts = []
         for row in questions(self.split, columns, template.roles if template else ROLES):
-            if isinstance(row, str):
+            if isinstance(row, str):  # a plain text; any other row is a chat
                 prompts += prompt_ids(self.tokenizer, [row])
                 continue
             if template is None:

@@ -233,11 +233,13 @@ def initial_model(
         The model, notes for the user, and the growth of each parameter over the base model, by
         name; empty without muP.
     """
+    # `model` and `base` are configurations. Without muP `model` is the given one, and `base` None.
     parametrized = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=meta)
     if parametrized.base is not None and not meta:
-        # What is drawn for the base model must not change what is drawn later.
+        # The base has the weights of a run of its own. What is drawn for it must not change what
+        # is drawn later.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             scale_initial_weights(

@@ -66,8 +66,8 @@ def add_reference_log_probs(
     weights = base_digest(model)
     _refuse_other_weights(saved, weights, config)
     sets = list(task.eval_sets.values())
+    # The training pairs are one set, or in a mixture the set of each source.
     if trains:
-        # A mixture has the pairs of each source.
         sets += getattr(task.train, "sources", {"": task.train}).values()
     for pairs in sets:
         if isinstance(pairs, Pairs):
@@ -109,7 +109,8 @@ def _reference_log_probs(
     if task.chunked:
         settings += " chunked"  # sums in another order
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
-    # 2. How to compute them, if the cache has none.
+    # 2. How to compute them, if the cache has none. One array under one name: the two
+    # log-probabilities of each pair.
     run = Precision(device, precision)
     # Without the adapter the model is the reference model.
     has_adapter = isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base

@@ -120,7 +120,7 @@ class Summary:
         Returns:
             Such as "optrun --plugin mine.py resume=auto".
         """
-        needed = options(self.values["plugins"])
+        needed = options(self.values["plugins"])  # `--plugin FILE` of each
         return shell.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def inherit_earlier_starts(self) -> None:
@@ -225,6 +225,7 @@ class Summary:
         if table is None or self.setup is None:
             return
         step = self.setup.state.global_step
+        # The other sets of the same evaluation stay.
         classes = self.values.get("classes") or {}
         sets = classes["sets"] if classes.get("step") == step else {}
         self.values["classes"] = {

@@ -199,6 +199,9 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
     # 2. Open the checkpoint, prepare data and model, and assemble optimizer, schedule and state.
+    # An error on one rank is raised on all of them, so that none waits for it: by `call_on_main`,
+    # which asks the hub on rank 0 and sends the commit to the others, and by `call_on_all`. Ranks
+    # with different configurations, data or models are refused by `assemble`.
     with open_checkpoint_to_resume(run_start, resume) as opened, receive_heartbeats(beat, note):
         revision = world.call_on_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.call_on_all(lambda: _prepare(run_start, opened, revision))
@@ -370,8 +373,13 @@ def _write_before_first_step(
     if assembled.is_done:
         truncate_after(run.metrics, state.global_step)
     else:
-        # The line of an unfinished step is still to be written.
-        last_step = -1 if state.is_before_first_step else state.global_step - state.unfinished
+        # Keep the lines up to the last one that is not written again: that of an unfinished step is
+        # still to come, and so is that of step 0 before the first evaluation.
+        last_step = state.global_step
+        if state.unfinished:
+            last_step -= 1
+        if state.is_before_first_step:
+            last_step = -1
         rewind_for_resume(run.metrics, last_step)
 
 

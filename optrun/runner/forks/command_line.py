@@ -90,7 +90,7 @@ class Forks:
                 f"{token}: expected a run directory or a checkpoint, or under -m a list of them."
             )
         values = _values(override)
-        if values == [None]:
+        if values == [None]:  # branch_from=null
             return token
         trunks = [quote_path(Path(str(locate_trunk(str(value))))) for value in values]
         return f"{KEY}={','.join(trunks)}"
@@ -113,17 +113,20 @@ class Forks:
             ConfigError: An override is wrong.
             CheckpointError: A parent checkpoint is damaged, uncommitted or gone.
         """
+        # 1. FOLDER@DIGEST for each parent checkpoint.
         typed = self.pin_trunks(tokens)
         overrides.refuse_names(overrides.parse(typed))
+        # 2. What the parent checkpoint adds to them; nothing without one.
         value = first_trunk(typed)
         trunk_only: list[str] = []
         if value is not None:
             merged = self._trunk(value).add_below(typed)
             trunk_only = [token for token in merged if token not in typed]
+        # 3. Check all together, since the parent's choices decide which keys there are. One checked
+        # token comes back for each, in the same order: the parent's first, then the typed ones.
         checked = overrides.parse_checked(
             self.hydra, self.config_name, [*trunk_only, *typed], sweep=sweep
         )
-        # In the order they were given; the parent's own are of no interest to the caller.
         return checked[len(trunk_only) :]
 
     def complete(self, tokens: Sequence[str]) -> list[str]:
@@ -188,6 +191,7 @@ class Forks:
         trunk = Trunk.parse(value)
         assert trunk is not None, "it was pinned"
         folder = trunk.folder
+        # `locate_trunk` has verified it. Tensors stay in their files.
         metadata = open_verified(folder, lazy=True).metadata
         refuse_invalid_state(folder, metadata)
         require(metadata.plugins or (), str(folder))
@@ -259,6 +263,7 @@ def add_trunk_config(hydra: Hydra, command_line: CommandLine) -> CommandLine:
             f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
         )
     forks = Forks(hydra, command_line)
+    # Check what was typed, add the parent's configuration, compose, and compare with the parent.
     tokens = forks.complete(forks.check(command_line.overrides, sweep=False))
     config = store.compose(hydra, command_line.config_name, tokens)
     forks.refuse_other_position(saved.plain(store.without_hydra(config)))

@@ -72,16 +72,20 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         for group, schemas in GROUPS.items()
     }
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
+    # Each pass composes the overrides so far, and adds what still differs. The last one only
+    # compares.
     for writes in ("plain values", "top-level values", "all values", "nothing, only compares"):
         composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
         differing = list(_differing(saved.plain(composed), values_of_trunk))
         if not differing:
             return tokens
         for key, value in differing:
+            # The value in the composition, not resolved; None: it has no such key.
             default = raw_value(composed, key)
             is_interpolated = isinstance(default, str) and "${" in default
             is_top = writes == "top-level values" and "." not in key
             if writes == "all values" or is_top or not is_interpolated:
+                # Such a mapping needs `++` for a new key.
                 takes_any_key = is_open_mapping(default) or open_prefix(composed, key) is not None
                 tokens.append(_as_override(key, value, takes_any_key=takes_any_key))
     key, value = differing[0]
@@ -169,6 +173,8 @@ def merge_trunk_overrides(
         if key in GROUPS and _repeats_trunk_choice(values[key], key, override):
             continue
         typed_tokens.append(token)
+        # What the typed override replaces: a group with all of its keys, or a key; and what goes
+        # with it, such as lr with the optimizer, or epochs with steps.
         if key in GROUPS:
             replaced = (key, *_GOES_WITH.get(key, ()))
         else:
@@ -196,6 +202,7 @@ def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: O
     name = section["name"]
     if override.is_sweep_override() or str(override.value()) != name:
         return False
+    # Without `kind`, or with an equal one, `name` is the registered choice itself.
     return section.get(KIND, name) == name or name not in GROUPS[group]
 
 
@@ -216,7 +223,7 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
         ConfigError: The message lists every changed key with both values.
     """
     fixed_keys: tuple[str, ...] = _POSITION
-    if all(config["distributed"]["name"] == "none" for config in (trunk, values)):
+    if all(config["distributed"]["name"] == "none" for config in (trunk, values)):  # one process
         fixed_keys += _BATCH
     paths = path_keys(values)
     refused = []

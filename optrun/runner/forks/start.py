@@ -129,7 +129,9 @@ def begin_fork(
         if key not in _OWN and not _follows_from_choice(key, changes)
     }
     _refuse_other_plan(saved.plan, now.plan, user_changes, trunk)
-    # Steps, epochs, examples and tokens stay; metrics were those of another run.
+    # Steps, epochs, examples and tokens stay. Metrics were those of another run: the best and last
+    # values, those before training, those to go back to if a run is prolonged (`without_end`), and
+    # the ranking of checkpoints.
     state = train_state(saved)
     state.best = {}
     state.last = {}
@@ -181,6 +183,7 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     Raises:
         ConfigError: The message names the changed keys, and what changed in the plan.
     """
+    # Micro-batches and accumulation become examples per step: their division may differ.
     before = plan_of_steps(before)
     now = plan_of_steps(now)
     changed_keys = [key for key in now if key != "fingerprint" and before[key] != now[key]]

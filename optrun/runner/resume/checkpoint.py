@@ -84,6 +84,7 @@ class OpenedCheckpoint:
         notes = []
         for folder, why in self.skipped.items():
             for pointer in (folder.with_name(names.BEST), folder.with_name(names.LAST)):
+                # None: it names no folder that exists.
                 if pointer.is_file() and read_pointer(pointer) in (folder, None):
                     pointer.unlink()
             notes.append(f"{folder.name} was renamed to {set_aside(folder, why).name}")
@@ -113,6 +114,7 @@ def open_checkpoint_to_resume(
     """
     world = run_start.world
     with ExitStack() as locks:
+        # If rank 0 finds no checkpoint to go on with, all ranks raise.
         opened = world.call_on_all(
             lambda: (
                 _pick_checkpoint(run_start, resume, locks) if world.is_main else OpenedCheckpoint()
@@ -148,13 +150,14 @@ def _pick_checkpoint(
         The checkpoint to resume from; else the parent checkpoint of a branch; else without a
         snapshot.
     """
+    # 0. Clean up, so that a checkpoint that was about to be replaced has its name again.
     config = run_start.config
     for name in clean_leftovers(run_start.run):
         run_start.display.note(
             f"{name} was removed: left by a process that was killed while it wrote"
         )
-    trunk = Trunk.parse(config.branch_from)
-    # 1. A run to resume. It has no snapshot if it ended before its first save.
+    trunk = Trunk.parse(config.branch_from)  # None: this run is no branch
+    # 1. A run to resume, a branch too. It has no snapshot if it ended before its first save.
     opened = OpenedCheckpoint()
     if resume is not None:
         opened = open_checkpoint(
@@ -167,7 +170,8 @@ def _pick_checkpoint(
             run_start.display.note(note)
     if opened.snapshot is not None:
         return opened
-    # 2. The first step of a branch.
+    # 2. A branch at its first step. The lock keeps the parent checkpoint on disk; `require` refuses
+    # it if its content is no longer what `branch_from` names.
     if trunk is not None:
         locks.enter_context(reading(trunk.folder))
         trunk.require()
@@ -175,7 +179,8 @@ def _pick_checkpoint(
         opened = OpenedCheckpoint(
             _load_usable(trunk.folder, config), trunk.folder, trunk, started_from
         )
-    # If the run is killed before its first step, it can be restarted from this file.
+    # 3. A new run, or one that starts over. If it is killed before its first step, it can be
+    # restarted from this file.
     run_start.write_config()
     return opened
 

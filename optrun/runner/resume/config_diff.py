@@ -127,11 +127,11 @@ def changes_since(
         Dotted key -> (before, now), such as {"lr": (0.1, 0.2)}; None stands for an absent key.
     """
     changed = differences(saved.config, values)
-    keys = path_keys(values)
+    keys = path_keys(values)  # keys whose values are paths, such as data.train
     return {
         key: pair
         for key, pair in changed.items()
-        if not is_inside_any(key, keys) or not same_files(*pair, started_from)
+        if not (is_inside_any(key, keys) and same_files(*pair, started_from))
     }
 
 

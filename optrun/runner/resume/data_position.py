@@ -74,6 +74,7 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
     if saved is not None:
         before = saved.config.get("data", {})
         is_same = before.get("path") == data.path and before.get("revision") == data.revision
+        # The commit stands in the path of each file of the stream.
         matches = [_OF_HUB.match(part) for part in saved.plan.get("parts") or {}]
         commits = {match[1] for match in matches if match is not None}
         if is_same and len(commits) == 1:
@@ -220,6 +221,7 @@ def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource
         saved: Metadata of the checkpoint.
         evaluation: The evaluation examples held out from the training rows now.
     """
+    # The recorded fingerprint is TRAINING-EVALUATION.
     if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
         return None
     return (
@@ -289,14 +291,15 @@ def shift_data_position(
     if plan_of_steps(before) == plan_of_steps(plan_values(plan, fingerprint)):
         return None
 
-    # Where the run was: how many examples of the epoch it has seen.
+    # 1. Where the run was: the epoch (from 0), and how many of its examples it has seen. The last
+    # step of an epoch may be smaller than the others.
     old = EpochPlan(
         before["examples"], before["batch_size"], before["accumulation"], before["seed"]
     )
     epoch, step_in_epoch = old.locate(state.position)
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
 
-    # Where it goes on, in steps of the new size.
+    # 2. Where it goes on: `position` counts steps of the new size since the start of training.
     if _has_same_order(before, plan, fingerprint):
         size = plan.accumulation * plan.batch_size
         new_step = min(-(-seen // size), plan.steps_per_epoch)  # seen / size, rounded up
@@ -308,6 +311,7 @@ def shift_data_position(
             " are left out of this epoch, none comes twice."
         )
     else:
+        # At the start of an epoch nothing is left out; else this one ends here.
         left_out = 0
         next_epoch = epoch
         if step_in_epoch:
@@ -321,13 +325,19 @@ def shift_data_position(
             f"the examples or their order changed{orders}: training continues at the start of a new"
             f" epoch; {left_out:,} examples of epoch {epoch + 1} are left out."
         )
-    # The position is the sum of these three.
+    # 3. `TrainState.position` is the sum of these three.
     state.data_shift = position - state.global_step - state.passed_steps
     return note
 
 
 def _has_same_order(before: Plan, plan: EpochPlan, fingerprint: str) -> bool:
-    """Tell whether an epoch has the same examples in the same order, whatever the batch size."""
+    """Tell whether an epoch has the same examples in the same order, whatever the batch size.
+
+    Args:
+        before: `plan_values` of the checkpoint; their fingerprint is TRAINING-EVALUATION.
+        plan: The plan now.
+        fingerprint: The same digests of the examples now. Only TRAINING counts here.
+    """
     if before["grouped"] or plan.lengths is not None:
         return False  # grouped by length, the order depends on the size of a step
     if before["fingerprint"].split("-")[0] != fingerprint.split("-")[0]:

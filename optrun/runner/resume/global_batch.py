@@ -63,6 +63,8 @@ def decide_batch_sizes(
     Raises:
         ConfigError: The ranks cannot share a step; the message lists the numbers that could.
     """
+    # `step_over` returns the examples of a micro-batch, and the micro-batches of a step over all
+    # ranks. It raises ConfigError if a global batch cannot be divided so.
     training = request.config.training
     configured_accumulation = training.gradient_accumulation_steps
     # 1. A new run: the configured sizes.
@@ -79,8 +81,9 @@ def decide_batch_sizes(
         sizes.examples = (examples_before, micro * micro_batches)
         return sizes
 
-    # 3. The examples of the checkpoint, divided over these ranks. Typed sizes are kept; the others
-    # follow: None, or an accumulation of 1, leaves one open.
+    # 3. The examples of the checkpoint, divided over these ranks. Typed sizes are kept; a size that
+    # is not typed is left open by None, an accumulation by 1. In a branch all are left open: step 2
+    # has dealt with changed ones.
     typed = () if branches else request.overrides
     typed_micro = training.per_device_train_batch_size if is_typed(MICRO, typed) else None
     same_batch = replace(
@@ -94,8 +97,8 @@ def decide_batch_sizes(
     except ConfigError as error:
         raise ConfigError(_describe_uneven_batch(same_batch, ranks, micro_before)) from error
 
-    # 4. How the configuration says it. With a global batch size an accumulation of 1 means there,
-    # too, that it follows from the ranks.
+    # 4. How the configuration says it: by the micro-batches of each rank. If it has a global batch
+    # size and an accumulation of 1, this stays: it means there, too, that it follows.
     accumulation = micro_batches // ranks
     if training.global_batch_size is not None and configured_accumulation == 1:
         accumulation = 1
@@ -185,7 +188,7 @@ def _describe_uneven_batch(training: TrainingConfig, ranks: int, most: int) -> s
     if accumulation > 1:
         typed.append(f"{ACCUMULATION}={accumulation}")
     with_typed = f" with {' and '.join(typed)}" if typed else ""
-    # Numbers of ranks that could share the step.
+    # Numbers of ranks that could share the step: for others `step_over` raises.
     fit = []
     for count in range(1, global_batch + 1):
         with contextlib.suppress(ConfigError):
@@ -196,7 +199,7 @@ def _describe_uneven_batch(training: TrainingConfig, ranks: int, most: int) -> s
         expected = f"{', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or "
     # Batches that these ranks could share: the multiples of `ranks` next to the global batch.
     lower = max(global_batch // ranks, 1) * ranks
-    upper = -(-global_batch // ranks) * ranks
+    upper = -(-global_batch // ranks) * ranks  # rounded up
     alternatives = " or ".join(f"{GLOBAL}={number}" for number in sorted({lower, upper}))
     return (
         f"{GLOBAL}={global_batch}: {ranks} ranks cannot share the {global_batch} examples of a step"

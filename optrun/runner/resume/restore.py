@@ -206,8 +206,11 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     new_state = scheduler.state_dict()
     notes = []
     try:
+        # 1. Another kind: the new schedule goes on at the same step.
         if saved["name"] != new_state["name"]:
             scheduler.load_state_dict({**new_state, "global_step": saved["global_step"]})
+        # 2. A plateau schedule with another metric: values of two metrics cannot be compared, so it
+        # forgets the best one, and how many evaluations were no better.
         elif _has_other_metric(saved, new_state):
             notes.append(
                 f"the schedule {new_state['name']} watches {new_state['metric']} from here on: what"
@@ -215,6 +218,7 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
             )
             plateau = {**saved["plateau"], "best": None, "num_bad": 0}
             scheduler.load_state_dict({**saved, "plateau": plateau})
+        # 3. The same schedule.
         else:
             scheduler.load_state_dict(saved)
         # One lr for each parameter group.
@@ -317,7 +321,7 @@ def restore_scheduled_checkpoint(
     setup.train_step.optimizer.zero_grad(set_to_none=True)
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
     RandomStates.unpack(snapshot.metadata.random, setup.train_step.device).restore()
-    world.barrier()  # no rank reads any more
+    world.barrier()  # no rank reads any more, so rank 0 may rename
     for later in checkpoint_folders(run) if world.is_main else ():
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")

@@ -79,7 +79,7 @@ def _name_missing_plugin(metadata: CheckpointMetadata) -> str | None:
         None if every such choice has a record, with which the run can be resumed.
     """
     try:
-        names = unrecorded(metadata.config, metadata.plugins or ())
+        names = unrecorded(metadata.config, metadata.plugins or ())  # such as "optimizer=my_lion"
     except (TypeError, KeyError):
         return "plugins: no list of records"
     if names:
