@@ -120,6 +120,7 @@ class Output:
         """
         rest = memoryview(content)
         with name_in_errors(self.path):
+            # `os.write` may take a part, and returns its number of bytes.
             while rest.nbytes:
                 rest = rest[os.write(self._descriptor, rest) :]
 

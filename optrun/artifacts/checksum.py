@@ -90,6 +90,7 @@ def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None 
     """
     total = ALGORITHMS[algorithm]()
     buffer = memoryview(bytearray(_PIECE))
+    # `readinto` returns the number of bytes read, 0 at the end of the file or if `size` is used up.
     while count := file.readinto(buffer[:size]):  # buffer[:None] is all of it
         total.update(buffer[:count])
         if size is not None:

@@ -165,7 +165,7 @@ def tensors_on_disk(
             file.write(bytes(-content.nbytes % 64))  # every tensor is aligned
             del tensor, content  # before the next one is made
         file.flush()
-        memory = mmap(file.fileno(), 0)
+        memory = mmap(file.fileno(), 0)  # all of the file, which stays as long as it is mapped
     return {
         name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
         if shape.numel()

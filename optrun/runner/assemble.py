@@ -509,9 +509,10 @@ def build_loaders(
         task: Has the examples, and makes batches of them.
         device: For a GPU the memory of batches is pinned.
     """
+    # The function of the bound method; a task that overrides it has another one.
     overrides_transform = getattr(task.transform, "__func__", None) is not Task.transform
 
-    def loader(examples: ExampleSource) -> BatchLoader:
+    def loader(examples: ExampleSource) -> BatchLoader:  # all but the examples is the same
         return BatchLoader(
             examples=examples,
             transform=task.transform if overrides_transform else None,

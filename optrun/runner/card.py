@@ -86,6 +86,7 @@ def model_card(
         [False, True],
         [[key.removeprefix("eval/"), format_metric(number)] for key, number in metrics.items()],
     )
+    # The values of the template; it leaves out a section whose value is empty.
     return fill_markdown(
         "card.md",
         "optrun.runner",

@@ -153,6 +153,7 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
     for name, config in callback_configs(configs).items():
         key = f"callbacks.{name}"
         options = {field.name: getattr(config, field.name) for field in fields(config)}
+        # `load` imports and returns the class of the callback.
         try:
             callback = registry.choices("callback")[name].load()(**options)
         except ConfigError:

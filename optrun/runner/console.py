@@ -194,6 +194,8 @@ def _next_commands(outcome: Outcome, config: RunConfig) -> list[tuple[str, str]]
         if best and step_of(best) != summary["global_step"]:
             rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
         predict = f"{optrun} predict {shell.quote(path)} data.eval=FILE out=FILE.jsonl"
+        # A task without a predictor cannot predict rows. A verdict that nothing was learnt, if the
+        # summary has one, names its own next step.
         usual_step = predict if task_class(config.task).predictor else evaluate
         next_step = _NEXT_STEPS.get(lookup(summary, "generalisation", "verdict"), usual_step)
         rows.append(("next:", next_step))

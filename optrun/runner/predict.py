@@ -60,6 +60,7 @@ def valid_keys(task: TaskConfig) -> list[str]:
         ConfigError: The task has no predictor.
     """
     kind = predictor_class(task)
+    # The last of `RUN_KEYS`, data.max_length, only if texts are cut.
     keys = [*_KEYS, *RUN_KEYS[:-1], *(f"data.{name}" for name in kind.columns)]
     if kind.cuts:
         keys.append("data.max_length")

@@ -134,6 +134,7 @@ class Predictor(ABC):
         """
         columns = self.source.columns
         assert columns is not None
+        # Columns with another meaning; None excludes nothing.
         excluded = [columns.label_column, columns.target_column or "target", *others]
         excluded += columns.label_columns or ()
         if columns.label_column is None:
@@ -150,7 +151,7 @@ class Predictor(ABC):
             ConfigError: A value is not a text, or a row has no token.
         """
         sides = [list(texts(self.split, column)) for column in columns]
-        rows = sides[0] if len(sides) == 1 else list(zip(*sides, strict=True))
+        rows = sides[0] if len(sides) == 1 else list(zip(*sides, strict=True))  # texts or pairs
         arrays = encode_to_inputs(self.tokenizer, rows, self.config.data.max_length)
         self.expect_tokens(arrays["input_ids"])
         return self.to_arrays(arrays)

@@ -83,11 +83,13 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
             # The value in the composition, not resolved; None: it has no such key.
             default = raw_value(composed, key)
             is_interpolated = isinstance(default, str) and "${" in default
-            is_top = writes == "top-level values" and "." not in key
-            if writes == "all values" or is_top or not is_interpolated:
-                # Such a mapping needs `++` for a new key.
-                takes_any_key = is_open_mapping(default) or open_prefix(composed, key) is not None
-                tokens.append(_as_override(key, value, takes_any_key=takes_any_key))
+            if is_interpolated and writes == "plain values":
+                continue
+            if is_interpolated and writes == "top-level values" and "." in key:
+                continue
+            # A mapping that takes any key, and what is inside of one, needs `++`.
+            takes_any_key = is_open_mapping(default) or open_prefix(composed, key) is not None
+            tokens.append(_as_override(key, value, takes_any_key=takes_any_key))
     key, value = differing[0]
     raise ConfigError(
         f"{where}: {key}={value}: this value cannot be written on a command line, so no branch can"

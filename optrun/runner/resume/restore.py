@@ -101,6 +101,7 @@ def restore_state(
                 " checkpoint.on_other_optimizer=reset keeps the weights and starts the optimizer's"
                 " state anew."
             )
+            # Keys that can be the cause; "param" is for param_groups and parametrization.
             key_prefixes: tuple[str, ...] = ("optimizer.", "param", "model.", "adapter.")
             if "optimizer.name" in changes:
                 key_prefixes = ("optimizer.name",)  # its options changed with it
