@@ -354,7 +354,8 @@ def read_local_parts(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> 
         assert isinstance(stored, StoredTensors), "load it with lazy=True"
         tensors = {}
         for name in stored:
-            # Optimizer state, as `encoder.weight/exp_avg`, is cut as its parameter is.
+            # Optimizer state, as `encoder.weight/exp_avg`, is cut as its parameter is. What has no
+            # parameter is read in full.
             param_name = name if name in params else name.partition("/")[0]
             tensors[name] = stored.read(name, params.get(param_name))
         sections.append(tensors)

@@ -139,7 +139,7 @@ class Retention:
         Returns:
             The deleted folders, newest first.
         """
-        # From the newest back: the first `keep_last` complete ones stay, others if they are to.
+        # From the newest back: `keep_last` complete ones stay, and after these the steps to keep.
         expired = []
         newest = 0
         for folder in checkpoint_folders(self.run):

@@ -148,7 +148,7 @@ def _read_local_rank(
                 " rank."
             )
         return rank, ranks
-    # It does: only the number of local ranks is open.
+    # It does: only the number of local ranks is open, 1. to 4.
     local_rank = _read_number(env, names.local_rank, names.launcher)
     if names.launcher == "srun":
         tasks = _count_local_tasks(env)

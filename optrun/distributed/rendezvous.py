@@ -203,6 +203,7 @@ class Rendezvous:
         while waited <= limit:
             yield
             beat()
+            # A twentieth of the time waited so far.
             time.sleep(min(max(_POLL_SECONDS, waited / 20), 10 * _POLL_SECONDS))
             waited = time.monotonic() - start
 

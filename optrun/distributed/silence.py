@@ -118,6 +118,7 @@ def _innermost_frame(status: RankStatus) -> str:
         os.kill(status.pid, signal.SIGUSR2)
         while time.monotonic() < deadline:
             time.sleep(0.1)
+            # The head of each stack, and the line of its innermost frame below it.
             frames = re.findall(
                 r"^(?:Current thread|Thread) .*\n  File \"(.+)\", line (\d+) in (.+)",
                 read_text(stack_file),

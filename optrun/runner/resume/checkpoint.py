@@ -198,16 +198,19 @@ def refuse_links(run: RunDir) -> None:
     inside = run.path.resolve()
     for folder, folders, files in os.walk(run.path):
         for path in (Path(folder, name) for name in (*folders, *files)):
+            # 1. Whose file or folder it lies in, by the name at the top.
             top = path.relative_to(run.path).parts[0]
             if not names.is_written(top):
                 continue
             by_tracker = names.is_of_tracker(top)
+            # 2. A link; one of a tracker may stay inside.
             if path.is_symlink():
                 if by_tracker and path.resolve().is_relative_to(inside):
                     continue
                 raise StorageError(
                     f"{path}: a link; a run writes only inside its own directory. Remove the link."
                 )
+            # 3. A special file; `kind_of` returns None for a regular one.
             kind = None if path.is_dir() else kind_of(path)
             if kind is not None and not by_tracker:
                 raise StorageError(

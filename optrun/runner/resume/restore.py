@@ -320,6 +320,7 @@ def restore_scheduled_checkpoint(
     """
     snapshot = _read_scheduled(run, step, every, lazy=is_sharded(setup.model))
     setup.train_step.optimizer.zero_grad(set_to_none=True)
+    # {}: within one start no key changes, so whatever does not fit is refused.
     restore_state(snapshot, setup.model, setup.train_step, {}, OnOtherOptimizer.refuse)
     RandomStates.unpack(snapshot.metadata.random, setup.train_step.device).restore()
     world.barrier()  # no rank reads any more, so rank 0 may rename
