@@ -63,23 +63,29 @@ def _refuse_unbounded(text: str) -> None:
     Each scalar, list and mapping is a value, and each key. `[*x, *x]` behind `&x [1, 2]` has seven
     values: itself, and twice a list with its two items. PyYAML's C loader crashes on deep nesting.
     Invalid YAML passes; the later parse refuses it.
+
+    Raises:
+        UnboundedYamlError: With the bound; or an alias stands inside of what it names.
     """
-    # The open collections form a stack: the anchor of each, and the values counted in it so far.
-    # The first count is that of the document.
+    # The collections that are open at an event, from the outermost one: their anchors, and behind
+    # the count of the document the values counted in each so far.
     open_anchors: list[str | None] = []
     open_counts = [0]
-    counts: dict[str, int] = {}  # anchor -> values of its collection, once it is closed
+    counts: dict[str, int] = {}  # the values of each closed collection with an anchor
     try:
         for event in yaml.parse(text, Loader=_LOADER):
+            # `[` and `{`: a collection opens, and is a value itself.
             if isinstance(event, yaml.CollectionStartEvent):
                 open_anchors.append(event.anchor)
                 open_counts.append(1)
+            # `]` and `}`: its values count in the one around it.
             elif isinstance(event, yaml.CollectionEndEvent):
                 anchor = open_anchors.pop()
                 count = open_counts.pop()
                 open_counts[-1] += count
                 if anchor is not None:
                     counts[anchor] = count
+            # `*x`: all values of `&x`, which is a scalar if no collection has this anchor.
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor in open_anchors:
                     raise UnboundedYamlError(f"the alias *{event.anchor} contains itself")

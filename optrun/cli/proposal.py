@@ -182,7 +182,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
     Raises:
         ConfigError: The file is a table whose first line seems to be a row, not column names.
     """
-    from optrun.data.columns import missing_names
+    from optrun.data.columns import advise_on_header
     from optrun.data.row_advice import looks_like, looks_tagged
 
     source = draft.load()
@@ -192,7 +192,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
         say("lines", f"they look like {likely}, so they are read as {likely}")
         draft.add(f"data.format={likely}")
         source = draft.load()
-    hint = missing_names(source.train)
+    hint = advise_on_header(source.train)
     train = draft.proposed.get("data.train", "").strip("'").lower()
     is_table = likely in ("csv", "tsv") or train.endswith((".csv", ".tsv", ".tab"))
     if hint and is_table:

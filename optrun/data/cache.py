@@ -149,6 +149,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     with contextlib.suppress(OSError):
         if folder.is_dir() and _describe_damage(folder, key) is None:
             return folder
+    # Another process may make it while this one waits for the lock.
     with _locked(folder):
         return _read_or_make(folder, key, make)
 
@@ -165,21 +166,22 @@ def _locked(folder: Path) -> Iterator[None]:
     The lock is a file beside the entry, `.making-KEY.lock`, with the name of the process in it. It
     is deleted at the end.
     """
+    # The stack closes the file of the lock, which gives the lock up, only when this context ends.
     with contextlib.ExitStack() as stack:
         # An error means that this disk has no locks, or cannot be written: go on without one.
         with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
             path = folder.parent / f".making-{folder.name[:16]}.lock"
             lock = stack.enter_context(path.open("a+")).fileno()
-            _take_lock(lock, folder)
+            _wait_for_lock(lock, folder)
             os.ftruncate(lock, 0)
             os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            stack.callback(path.unlink, missing_ok=True)
+            stack.callback(path.unlink, missing_ok=True)  # called before the file is closed
         stack.enter_context(_send_heartbeats_while_files_grow(folder))
         yield
 
 
-def _take_lock(lock: int, folder: Path) -> None:
+def _wait_for_lock(lock: int, folder: Path) -> None:
     """Wait for a file lock and take it; after five seconds name its holder to the user once.
 
     Args:
@@ -321,7 +323,7 @@ def cached_result(
     """
     if key is None:
         return compute()
-    # 1. What the result was computed from, which is recorded beside it.
+    # 1. What the result was computed from, which is recorded beside it: the key, or the file.
     name = key
     state: list[int] = []
     origin: dict[str, object] = {"key": key}
@@ -341,7 +343,7 @@ def cached_result(
     start_time = time.time()
     result = compute()
     if file is not None:
-        last_change = max(state[-2:]) / 1e9
+        last_change = max(state[-2:]) / 1e9  # of content or entry, in seconds
         was_young = start_time - last_change <= YOUNG_SECONDS
         if was_young or file_state(file) != state:
             return result
@@ -436,6 +438,7 @@ def _compare_with_seal(folder: Path, key: str) -> str | None:
         if checksum(chunks_of_file(folder / name)) != checksums[name]:
             return f"{name} has changed since it was made"
     # 3. Record the new states, if no file can change again within the same tick of the clock.
+    #    The last number of a state is the time of change, in nanoseconds.
     last_change = max((state[-1] for state in states.values()), default=0) / 1e9
     if touched and time.time() - last_change > YOUNG_SECONDS:
         with contextlib.suppress(OSError):

@@ -60,12 +60,13 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Find the rows without a marked value after their first one; empty rows are among them.
 
     The first value does not count, since no token of a language model predicts it. A million values
-    are in memory at a time, or one longer row.
+    are in memory at a time.
 
     Args:
         marks: The values of all rows, one row behind the other; a value that is not 0 is marked.
             Shape (values,).
-        offsets: Where each row begins, and where the last one ends; shape (rows + 1,), int64.
+        offsets: Where each row begins, and where the last one ends: from 0 to the number of values.
+            Shape (rows + 1,), int64.
 
     Returns:
         Numbers of the rows, ascending; int64.
@@ -74,23 +75,11 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         >>> rows_without_marks(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
         [0, 2, 3]
     """
-    row_count = len(offsets) - 1
-    unmarked_rows = [np.zeros(0, dtype=np.int64)]
-    first = 0
-    while first < row_count:
-        # 1. Take the rows from `first` up to `end`: as many as hold a million values together, at
-        #    least one row, and at most a million (empty) rows.
-        last_offset = offsets[first] + _VALUES_AT_ONCE
-        end = int(np.searchsorted(offsets, last_offset, side="right")) - 1
-        end = min(row_count, max(first + 1, end), first + _VALUES_AT_ONCE)
-        # 2. Count the marked values of each row but for its first value: the difference of two
-        #    running totals, at the row's end and at its second value.
-        borders = np.asarray(offsets[first : end + 1]) - offsets[first]
-        is_marked = marks[offsets[first] : offsets[end]] != 0
-        marked_before = np.concatenate([[0], np.cumsum(is_marked, dtype=np.int64)])
-        row_ends = borders[1:]
-        second_values = np.minimum(borders[:-1] + 1, row_ends)  # of an empty row its end
-        counts = marked_before[row_ends] - marked_before[second_values]
-        unmarked_rows.append(first + np.flatnonzero(counts == 0))
-        first = end
-    return np.concatenate(unmarked_rows)
+    has_mark = np.zeros(len(offsets) - 1, dtype=bool)
+    for begin in range(0, len(marks), _VALUES_AT_ONCE):
+        positions = begin + np.flatnonzero(marks[begin : begin + _VALUES_AT_ONCE])
+        # The row of a value is the last one that begins at it or before it.
+        rows = np.searchsorted(offsets, positions, side="right") - 1
+        is_first_value = positions == offsets[rows]
+        has_mark[rows[~is_first_value]] = True
+    return np.flatnonzero(~has_mark)

@@ -143,9 +143,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
             )
-        return _with_optional_columns(
-            split, ChatLayout.prompt_completion, (text or "prompt", target)
-        )
+        return _columns_of_layout(split, ChatLayout.prompt_completion, (text or "prompt", target))
     # 2. A column of turns.
     key = "data.messages_column"
     if turns is None:
@@ -154,10 +152,10 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     if turns is not None:
         layout = layout_key if layout_key is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(layout_key, layout, f"{key}={turns}")
-        return _with_optional_columns(split, layout, (turns,))
+        return _columns_of_layout(split, layout, (turns,))
     # 3. Usual names.
     usual = _layout_of_columns(split, layout_key)
-    return _with_optional_columns(split, usual, _REQUIRED_COLUMNS[usual])
+    return _columns_of_layout(split, usual, _REQUIRED_COLUMNS[usual])
 
 
 def _layout_of_columns(split: Split, layout_key: ChatLayout | None) -> ChatLayout:
@@ -224,14 +222,16 @@ def _expect_layout(layout_key: ChatLayout | None, layout: ChatLayout, key: str) 
         )
 
 
-def _with_optional_columns(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
-    """Add the split's optional columns to the required ones, and mark all as read.
+def _columns_of_layout(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
+    """Return the columns of a layout: the given ones, and optional ones of the split.
+
+    All are marked as read.
 
     Args:
         split: The rows.
         layout: Decides the optional columns: `tools`, `system`, and so on. A column `label` counts
             only if it says which answers are wanted, as in KTO.
-        names: The required columns.
+        names: The required columns; the split has them.
     """
     optional = []
     for name in (*_OPTIONAL_COLUMNS.get(layout, ()), _TOOLS, _TEMPLATE_KWARGS, _HISTORY):
@@ -321,7 +321,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
     # 1. A column of turns.
     turns = named_column(source.columns, "messages_column", split)
     if turns is not None:
-        return _with_optional_columns(split, ChatLayout.messages, (turns,))
+        return _columns_of_layout(split, ChatLayout.messages, (turns,))
     # 2. A column of prompts or of turns.
     text = named_column(source.columns, "text_column", split)
     if text is not None:
@@ -332,7 +332,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
         text_layout = ChatLayout.messages
         if was_trained_on_pairs and text not in _USUAL_TURN_COLUMNS:
             text_layout = ChatLayout.prompt_completion
-        return _with_optional_columns(split, text_layout, (text,))
+        return _columns_of_layout(split, text_layout, (text,))
     # 3. Usual names.
     fitting = [
         layout
@@ -340,7 +340,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
         if names[0] in split.rows.column_names and layout_key in (None, layout)
     ]
     if len(fitting) == 1:
-        return _with_optional_columns(split, fitting[0], _REQUIRED_COLUMNS[fitting[0]][:1])
+        return _columns_of_layout(split, fitting[0], _REQUIRED_COLUMNS[fitting[0]][:1])
     first_columns = ", ".join(
         _REQUIRED_COLUMNS[layout][0] for layout in fitting or _REQUIRED_COLUMNS
     )
@@ -423,6 +423,7 @@ def chat_texts(source: Source, split: Split) -> Iterator[str]:
     if not names:
         chat_columns(source, split, None)  # raises: it finds no columns either
     columns = sorted(names)
+    # Texts come column by column within each batch of rows; their order makes no difference.
     for batch in split.rows.select_columns(columns).iter(batch_size=1000):
         for name in columns:
             for value in batch[name]:

@@ -164,7 +164,7 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
             advice = f"{guess} looks like it: {shell.quote(f'data.{key}={guess}')}"
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
-        f"{columns_in_words(split.rows)}{missing_names(split)} {advice}"
+        f"{columns_in_words(split.rows)}{advise_on_header(split)} {advice}"
     )
 
 
@@ -177,11 +177,11 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
     return _named_or_usual(source, split, "label_column", tuple(usual_names))
 
 
-def missing_names(split: Split) -> str:
+def advise_on_header(split: Split) -> str:
     """Advise to name the columns if the first line seems to be a row, not a header.
 
     Returns:
-        Two sentences that begin with a space; empty if the first line seems to be a header.
+        Two sentences, with a space before them; empty if the first line seems to be a header.
     """
     if not _is_header_a_row(split):
         return ""
@@ -231,6 +231,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     """
     if not len(split.rows):
         split = source.train
+    # Columns of texts that may be the one, without a key.
     candidates = [column for column in _list_text_columns(split.rows) if column not in taken]
     # 1. Evaluation rows without the column of the key.
     name = source.columns.text_column if source.columns is not None else None
@@ -431,7 +432,7 @@ def refuse_mixed(split: Split, column: str) -> None:
     first_cell = _FirstValue()
     first_item = _FirstValue()
     for row, cell in enumerate(split.rows[column]):
-        _refuse_other_kind(split, column, row, cell, first_cell)
+        _refuse_other_kind(split, column, row, cell, first_cell)  # which it sets at the first one
         if isinstance(cell, list):
             for item in cell:
                 _refuse_other_kind(split, column, row, item, first_item)

@@ -80,7 +80,8 @@ def write_ids(
         files: dict[str, BinaryIO] = {}
         bar = stack.enter_context(progress("tokenising", characters))
         for batch in _batches(texts):
-            # 1. The ids, a file for each name; all names of a batch have equal lengths.
+            # 1. The ids, a file for each name. `sizes`, the tokens of each text, are those of the
+            #    last name: all names have equal lengths.
             for name, rows in encoder(batch, True).items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))

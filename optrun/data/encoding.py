@@ -79,15 +79,15 @@ def find_encoding(
         head = next(iter(chunks()), b"")
         name = next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), UTF8)
     try:
-        check(recode_to_utf8(chunks(), name))
+        check(recode_to_utf8(chunks(), name))  # decodes as it is read
         return TextEncoding(name, "")
     except NotDecodableError as error:
         if encoding is not None:
             raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
         if name != UTF8:
             raise
-        # 2. cp1252, which decodes all bytes but five, if it is plausible.
-        sample = _expect_western(chunks(), error)
+        # 2. cp1252, which decodes all bytes but five, if it is plausible; else this raises.
+        sample = _quote_line_if_western(chunks(), error)
         check(recode_to_utf8(chunks(), _WESTERN))
         return TextEncoding(_WESTERN, sample)
 
@@ -124,8 +124,8 @@ def zero_bytes_error(line: int) -> UnreadableFileError:
     )
 
 
-def _expect_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
-    """Refuse a text that is hardly cp1252; else decode a line, for a person to check this guess.
+def _quote_line_if_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
+    """Quote a line of a text as cp1252, for a person to check this guess; refuse other texts.
 
     The guess is made if charset-normalizer finds cp1252 possible, not only if it is its best one:
     it prefers cp1250 for short texts ("naďve" for "naïve"). Turkish looks as possible to it in

@@ -296,7 +296,7 @@ def encode(
         name,
         lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters),
     )
-    # 3. Map them: an `.npy` file has one value a text, a file of the type of ids all ids.
+    # 3. Map them: `offsets.npy`, `lost.npy` and `hashes.npy`, and the ids of each name.
     per_text = map_arrays(folder)
     ids = {path.stem: map_ids(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
     lost = None if longest is None else per_text["lost"]

@@ -6,7 +6,7 @@ import difflib
 import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import list_names
@@ -19,9 +19,6 @@ from optrun.data.formats import FORMATS, by_ending, check_file, format_of, one_f
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
-
-if TYPE_CHECKING:
-    pass
 
 Paths = str | Path | Sequence[str | Path]
 """A path or a glob, or several."""

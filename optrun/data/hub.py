@@ -46,7 +46,7 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     if config.streaming:
         return _load_stream(config)
     notes: list[str] = []
-    splits = _load_splits(config, notes)
+    splits = _read_splits(config, notes)
     held_out = _pick_eval_split(config, list(splits))
     train = splits[config.train_split]
     eval_sets = {} if held_out is None else {"": splits[held_out]}
@@ -79,12 +79,15 @@ def _key_and_value(config: HubConfig) -> str:
     return f"{_KEY}={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
 
 
-def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
+def _read_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     """Read every split of a dataset whole, from the hub or a local folder.
 
-    `datasets` reads folders of `save_to_disk`, and whatever `_text_files` leaves to it; optrun's
-    own readers read the other csv and JSON files. If the hub does not answer, `datasets` is set to
-    its offline mode for the rest of the process, and only the cache is searched.
+    1. `datasets` reads a folder of `save_to_disk`.
+    2. optrun's own readers read csv and JSON files, unless something declares their types.
+    3. `datasets` reads all other files.
+
+    If the hub does not answer, `datasets` is set to its offline mode for the rest of the process,
+    and only the cache is searched.
 
     Args:
         config: Path, subset and revision.
@@ -115,21 +118,23 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
         return hub.why_not_fetched(config.path, offline_reason, error)
 
     with user_data_errors(_key_and_value(config), describe), silence_datasets():
-        # 1. A folder that save_to_disk wrote.
+        # 1. A folder of `save_to_disk`.
         if is_saved(folder):
             return _key_by_split(_load_saved(config, folder))
-        # 2. Files that only `datasets` can read as their author means.
+        # 2. The csv or JSON files of each split, on this disk; None: `datasets` must read them.
+        path = config.path
         if folder.is_dir():
-            files = _text_files(_builder(config, folder))
+            path = str(folder.resolve())  # `datasets` names the dataset after it; "." is no name
+            files = _list_text_files(_builder(config, folder))
+        elif offline_reason is not None:
+            files = _find_cached_text_files(config)
         else:
-            files = _fetch_texts(config, offline_reason)
+            files = _fetch_text_files(config)
+        # 3. All other files.
         if files is None:
-            path = config.path
-            if folder.is_dir():  # `datasets` names the dataset after the folder, and "." is no name
-                path = str(folder.resolve())
             rows = datasets.load_dataset(path, name=config.subset, revision=config.revision)
             return _key_by_split(rows)
-    # 3. All other csv and JSON files.
+    # The readers of 2. raise errors for the user themselves.
     return {
         split: replace(read_split(_KEY, paths, ReadOptions(), notes), key=f"split {split}")
         for split, paths in files.items()
@@ -169,8 +174,8 @@ def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -
     return datasets.load_dataset_builder(name, name=config.subset, revision=revision)
 
 
-def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
-    """Map each split to its csv or JSON files, if nothing declares the types of their columns.
+def _list_text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
+    """List the csv or JSON files of each split, if nothing declares the types of their columns.
 
     `datasets` would turn some of these texts into numbers, dates and truth values; our readers do
     not.
@@ -180,18 +185,20 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
 
     Returns:
         Name of the split to paths; those of a hub dataset are addresses, `hf:/datasets/...`. None:
-        `datasets` must read the files, since they are of other formats, or the card declares types
-        or sets an option of a reader.
+        `datasets` must read the files, since they are of other formats, or the card of the dataset
+        declares types or sets an option of a reader.
     """
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
 
     options: Any = builder.config
+    # 1. Other formats, or types that the card declares.
     if not isinstance(builder, Csv | Json) or builder.info.features is not None:
         return None
-    # The key of the rows inside of a JSON file, and the names of columns of a csv file.
+    # 2. Options of a reader: the key of the rows inside of a JSON file, the columns of a csv file.
     if getattr(options, "field", None) or getattr(options, "names", None):
         return None
+    # 3. Endings that our readers do not know.
     files: dict[str, list[Path]] = {}
     for split, paths in (options.data_files or {}).items():
         files[str(split)] = [Path(path) for path in paths]
@@ -202,43 +209,50 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
     return files
 
 
-def _fetch_texts(config: HubConfig, offline_reason: str | None) -> dict[str, list[Path]] | None:
-    """Fetch the csv or JSON files of a dataset, and its card, into the cache of the hub's client.
+def _find_cached_text_files(config: HubConfig) -> dict[str, list[Path]] | None:
+    """List the csv or JSON files of a hub dataset in the cache of the hub's client.
 
-    Args:
-        config: Path, subset and revision.
-        offline_reason: Why the hub cannot be asked, so that only the cache is searched; None: it
-            can be asked.
-
-    Returns:
-        The fetched files of each split. None: `datasets` must read the dataset, as `_text_files`
-        decides, or it is not in the cache and the hub cannot be asked.
+    As `_list_text_files`; None also if the dataset is not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    fetch = partial(snapshot_download, config.path, repo_type="dataset")
-    # 1. If the hub cannot be asked: the files that are in the cache.
-    if offline_reason is not None:
-        try:
-            folder = Path(fetch(revision=config.revision, local_files_only=True))
-        except LocalEntryNotFoundError:
-            return None
-        return _text_files(_builder(config, folder))
-    # 2. Ask the hub for the addresses, such as hf:/datasets/OWNER/NAME@COMMIT/data/train.csv: a
+    try:
+        folder = snapshot_download(
+            config.path, repo_type="dataset", revision=config.revision, local_files_only=True
+        )
+    except LocalEntryNotFoundError:
+        return None
+    return _list_text_files(_builder(config, Path(folder)))
+
+
+def _fetch_text_files(config: HubConfig) -> dict[str, list[Path]] | None:
+    """Fetch the csv or JSON files of a hub dataset into the cache of the hub's client.
+
+    As `_list_text_files`; None also if a file is in another repository. Nothing is fetched then.
+    """
+    from huggingface_hub import snapshot_download
+
+    # 1. Ask the hub for the addresses, such as hf:/datasets/OWNER/NAME@COMMIT/data/train.csv: a
     #    Path writes hf:// with one slash.
-    files_on_hub = _text_files(_builder(config, config.path, config.revision))
+    files_on_hub = _list_text_files(_builder(config, config.path, config.revision))
     if files_on_hub is None:
         return None
     prefix = f"hf:/datasets/{config.path}@"
     addresses = list(map(str, chain.from_iterable(files_on_hub.values())))
     if not all(address.startswith(prefix) for address in addresses):
         return None  # a file of another repository
+    # 2. Fetch COMMIT, but only data/train.csv and the like, and the card, by which `datasets` finds
+    #    the splits in the fetched folder.
     commit = addresses[0].removeprefix(prefix).partition("/")[0]
     paths_in_repo = [address.removeprefix(f"{prefix}{commit}/") for address in addresses]
-    # 3. Fetch these and the card, by which `datasets` finds the splits again.
-    folder = Path(fetch(revision=commit, allow_patterns=["README.md", *paths_in_repo]))
-    return _text_files(_builder(config, folder))
+    folder = snapshot_download(
+        config.path,
+        repo_type="dataset",
+        revision=commit,
+        allow_patterns=["README.md", *paths_in_repo],
+    )
+    return _list_text_files(_builder(config, Path(folder)))
 
 
 def commit_of(config: HubConfig) -> str:

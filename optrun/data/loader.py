@@ -217,8 +217,8 @@ def _collate_unless_refused(
     return batch
 
 
-def _raise_refusal(batch: Batch) -> Batch:
-    """Return a batch, or raise the error sent by a worker process in its place.
+def _raise_if_refused(batch: Batch) -> Batch:
+    """Return a batch, or raise the error that a worker process sent in its place.
 
     Raises:
         OptrunError: One of the examples was refused.
@@ -302,19 +302,20 @@ class BatchLoader:
             ranks: How many ranks there are.
         """
 
-        # The keys of this rank's micro-batches, one after another over all steps: worker processes
-        # prepare some steps ahead.
-        def micro_batches_of_rank() -> Iterator[list[Key]]:
+        # 1. The keys of this rank's micro-batches, one after another, without borders between
+        #    steps: worker processes prepare batches of later steps ahead.
+        def keys_of_micro_batches() -> Iterator[list[Key]]:
             for micro_batches in plan.steps(start):
                 for number in share_of(len(micro_batches), rank, ranks):
-                    yield micro_batches[number % len(micro_batches)]
+                    yield micro_batches[number % len(micro_batches)]  # a stand-in if none is left
 
-        batches = iter(self._loader(micro_batches_of_rank(), "example"))
+        batches = iter(self._loader(keys_of_micro_batches(), "example"))
+        # 2. Their batches in the same order, again as steps: the plan counts the micro-batches of a
+        #    step without making them.
         try:
             for step in count(start):
-                # As many batches as the function above has made of this step.
                 share = share_of(plan.micro_batches(step), rank, ranks)
-                yield [_raise_refusal(next(batches)) for _ in share]
+                yield [_raise_if_refused(next(batches)) for _ in share]
         finally:
             del batches  # ends the worker processes
 
@@ -331,7 +332,7 @@ class BatchLoader:
         batches = [keys[begin : begin + batch_size] for begin in range(0, len(keys), batch_size)]
         share = share_of(len(batches), rank, ranks)
         batches_of_rank = [batches[number % len(batches)] for number in share]
-        yield from map(_raise_refusal, self._loader(batches_of_rank, "evaluation"))
+        yield from map(_raise_if_refused, self._loader(batches_of_rank, "evaluation"))
 
 
 def _set_up_worker(_: int) -> None:

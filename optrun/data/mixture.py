@@ -62,7 +62,9 @@ class Draws:
             rounds = min(sizes) if ends_with_first else max(sizes)
             sources = np.tile(np.arange(len(sizes), dtype=np.int16), rounds)
         else:
-            sources = self._draw(np.array(probabilities), seed, ends_with_first=ends_with_first)
+            sources = self._draw_sources(
+                np.array(probabilities), seed, ends_with_first=ends_with_first
+            )
         numbers = np.empty(len(sources), dtype=np.int64)
         for source in range(len(sizes)):
             positions = np.flatnonzero(sources == source)
@@ -74,7 +76,9 @@ class Draws:
         self._sources = sources
         self._numbers = numbers
 
-    def _draw(self, probabilities: np.ndarray, seed: int, *, ends_with_first: bool) -> np.ndarray:
+    def _draw_sources(
+        self, probabilities: np.ndarray, seed: int, *, ends_with_first: bool
+    ) -> np.ndarray:
         """Draw sources until the first one ends, or until all with a probability have ended.
 
         A source ends when as many examples were drawn from it as it has. Example: of sources with 2
@@ -85,23 +89,25 @@ class Draws:
         """
         randomness = generator(seed, "mixture")
         is_drawn = probabilities > 0
-        ends_needed = 1 if ends_with_first else np.count_nonzero(is_drawn)
-        # 1. Draw 65,536 sources at a time until enough of them have ended.
+        # 1. Draw 65,536 sources at a time until one has ended, or all that are drawn from.
+        is_enough = np.any if ends_with_first else np.all
         pieces: list[np.ndarray] = []
-        totals = np.zeros(len(self.sizes), dtype=np.int64)
+        totals = np.zeros(len(self.sizes), dtype=np.int64)  # draws of each source
         has_ended = np.zeros(len(self.sizes), dtype=bool)
-        while np.count_nonzero(has_ended) < ends_needed:
+        while not is_enough(has_ended[is_drawn]):
             piece = randomness.choice(len(self.sizes), size=_DRAWS_AT_ONCE, p=probabilities)
             totals += np.bincount(piece, minlength=len(self.sizes))
             has_ended = is_drawn & (totals >= self.sizes)
             pieces.append(piece.astype(np.int16))
         sources = np.concatenate(pieces)
-        # 2. Cut behind the last end that is needed: at the `ends_needed`-th of all ends.
+        # 2. Each source that has ended did so behind the draw of its last example.
         ends = []
         for source in np.flatnonzero(has_ended):
             positions = np.flatnonzero(sources == source)
-            ends.append(int(positions[self.sizes[source] - 1]) + 1)
-        return sources[: sorted(ends)[ends_needed - 1]]
+            last_example = positions[self.sizes[source] - 1]
+            ends.append(int(last_example) + 1)
+        # 3. Cut behind the first of these ends, or behind the last one.
+        return sources[: min(ends) if ends_with_first else max(ends)]
 
     def __len__(self) -> int:
         return len(self._sources)

@@ -39,11 +39,11 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """
     by_length = np.argsort(-lengths, kind="stable")  # documents, longest first
     block_of = np.empty(len(lengths), dtype=np.int64)  # the block of each of these
-    blocks_by_space: dict[int, list[int]] = defaultdict(list)  # free tokens -> blocks
-    spaces: list[int] = []  # its keys that have blocks, ascending
+    blocks_by_space: dict[int, list[int]] = defaultdict(list)  # by their free tokens
+    spaces: list[int] = []  # numbers of free tokens that a block has, ascending, each once
     blocks = 0
     for rank, length in enumerate(_whole_numbers(lengths[by_length])):
-        # 1. Take a block with the smallest space that is enough, else a new one.
+        # 1. Take a block out of those with the smallest space that is enough, else a new one.
         smallest = bisect_left(spaces, length)
         if smallest < len(spaces):
             space = spaces[smallest]
@@ -54,13 +54,14 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
             space = room
             block = blocks
             blocks += 1
-        # 2. Put the document into it, and the block back by the space that is left.
+        # 2. Put the document into it, and the block back by its new space, unless it is full.
         block_of[rank] = block
         space -= length
         if space:
             if not blocks_by_space[space]:
                 insort(spaces, space)
             blocks_by_space[space].append(block)
+    # 3. Sort the documents by their blocks; within a block the longest stays first.
     order = by_length[np.argsort(block_of, kind="stable")]
     sizes = np.bincount(block_of, minlength=blocks)
     borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

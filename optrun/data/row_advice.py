@@ -103,7 +103,7 @@ def looks_tagged(rows: Dataset) -> bool:
         for feature in rows.features.values()
     ):
         return False
-    # The rows as lines again.
+    # The rows as lines again: `rows[:100]` has the cells by column.
     cells = zip(*rows[:100].values(), strict=True)
     lines = ["\t".join(map(str, row)) for row in cells if any(row) and str(row[-1]).strip()]
     if len(rows.column_names) > 1:

@@ -136,21 +136,22 @@ class Lines(Shard):
 
         If the file must be read, it is read once for both, and `opening.read` grows by its size.
         """
-        begins: np.ndarray | None = None  # where rows begin, once the file was read
+        read_begins: np.ndarray | None = None  # where rows begin, once the file was read
 
         def read_for_digest() -> str:
-            nonlocal begins
+            nonlocal read_begins
             opening.read += file.size
-            begins, content = find_row_starts(file.chunks())
+            read_begins, content = find_row_starts(file.chunks())
             return content
 
         def read_for_begins() -> dict[str, np.ndarray]:
-            if begins is None:  # the digest was known without reading
+            if read_begins is None:  # `read_for_digest` was not called
                 read_for_digest()
-            assert begins is not None
-            return {"begins": begins}
+            assert read_begins is not None
+            return {"begins": read_begins}
 
-        # Each function is called only if the cache does not have its result.
+        # Each function is called only if the cache does not have its result: both, the second one
+        # alone, or none. A file of the hub has a digest without being read.
         content = file.identified(read_for_digest)
         arrays = cached_arrays("stream", digest("lines-1", content), read_for_begins)
         begins = arrays["begins"]
@@ -304,7 +305,7 @@ class Groups(Shard):
             with reader.ParquetFile(self.file.opened()) as file:
                 group = file.read_row_group(number, columns=columns, use_threads=False)
             self.file.refuse_changed()
-            # Not by the size of this group: a small one must not make room for many large ones.
+            # Make room by the largest group: a small one must not make room for many large ones.
             rows = max(group.num_rows, *(table.num_rows for table in self.recent.values()), 1)
             self.recent.capacity = _FEWEST_GROUPS + _WINDOWS_IN_MEMORY * self.window // rows
             return group

@@ -36,11 +36,18 @@ _LEFT_OUT = _NOT_LIBRARY | _TABLES
 
 
 def stdlib_files() -> list[Path]:
-    """List the `.py` files of the standard library, without tests, tables and packages."""
+    """List the `.py` files of the standard library, sorted by path.
+
+    Left out are tests, tables such as `encodings`, and packages that pip has installed.
+
+    Raises:
+        ConfigError: This Python has no source files.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, folders, names in os.walk(root):
-        # os.walk does not enter the others: site-packages may hold a hundred times as many files.
+        # os.walk enters the folders that stay in its own list. Those of pip, such as site-packages,
+        # may hold a hundred times as many files.
         folders[:] = set(folders) - _LEFT_OUT
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:

@@ -240,10 +240,12 @@ class StreamRows:
         Example: a file with windows 0 to 3, whose row groups begin in window 0 and in window 2, and
         another file with windows 4 to 6 in one row group give `[0, 2, 4, 7]`.
         """
-        # A window begins a part, unless the window before it is of the same part of the same file.
+        # One entry a window, and a last one that ends the last part: at first all begin a part.
         begins_part = np.ones(len(self.borders), dtype=bool)
         for shard, first_window, end_window, borders in self._windows_of_files():
-            part_of_window = shard.parts(borders[:-1])
+            part_of_window = shard.parts(borders[:-1])  # by the first row of each window
+            # A window behind the first one of its file begins a part if it is in another one than
+            # the window before it.
             is_other_part = part_of_window[1:] != part_of_window[:-1]
             begins_part[first_window + 1 : end_window] = is_other_part
         return np.flatnonzero(begins_part)
@@ -422,6 +424,17 @@ class StreamedRows:
         )
 
 
+def _sample_windows(count: int) -> np.ndarray:
+    """Pick up to eight of `count` windows, spread evenly from the first to the last one; int64.
+
+    Example:
+        >>> _sample_windows(3).tolist(), _sample_windows(100).tolist()
+        ([0, 1, 2], [0, 14, 28, 42, 57, 71, 85, 99])
+    """
+    evenly = np.linspace(0, count - 1, min(count, _SAMPLED_WINDOWS))
+    return np.unique(evenly.round().astype(np.int64))
+
+
 Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
 """Makes the ids of each row by name, such as `input_ids`, all names with equal lengths."""
 
@@ -464,9 +477,9 @@ class StreamedBlocks:
         """Plan how many blocks each window gets, at least one; shape (windows,), int64.
 
         The tokens of a window, some consecutive rows of a file, are cut into blocks for training.
-        Up to eight windows, spread evenly, are tokenised, and get the blocks that they need. The
-        others are planned by their bytes, with 2 % more tokens per byte than the densest of these
-        has. A window that needs more blocks loses the rest; a note says so.
+        The windows of `_sample_windows` get the blocks that they need. The others are planned by
+        their bytes, with 2 % more tokens per byte than the densest of these has. A window that
+        needs more blocks loses the rest; a note says so.
 
         Example: with blocks of 100 tokens and a densest window of 250 tokens in 1,000 bytes, which
         gets 3 blocks, a window of 2,000 bytes is expected to have 2,000 * 0.25 * 1.02 = 510 tokens
@@ -476,9 +489,8 @@ class StreamedBlocks:
         count = len(window_bytes)
         if count == 0:
             return np.zeros(0, dtype=np.int64)
-        # 1. Count the tokens of up to eight windows from the first to the last one.
-        evenly = np.linspace(0, count - 1, min(count, _SAMPLED_WINDOWS))
-        sampled = np.unique(evenly.round().astype(np.int64))
+        # 1. Count the tokens of a few windows; the counts are cached.
+        sampled = _sample_windows(count)
         key = digest("sample-2", self.key, versions(*MAKERS))
         tokens = np.array(cached_result(key, lambda: list(map(self._count_tokens, sampled))))
         # 2. Plan every window by its bytes.
@@ -493,7 +505,7 @@ class StreamedBlocks:
                 f" are {full:.1%} full there; a window with more tokens for a byte than {_MARGIN}"
                 " times the most of these loses the rest"
             )
-        # 4. Give the counted windows what they need, rounded up.
+        # 4. Give the counted windows what they need: tokens / length, rounded up.
         blocks[sampled] = -(-tokens // self.length)
         planned: np.ndarray = np.maximum(blocks, 1)
         return planned

@@ -46,14 +46,17 @@ def read_tagged(reading: Reading) -> Dataset:
         tags: list[str] = []
         for number, line in enumerate([*lines, ""], 1):  # the empty line ends the last sentence
             cells = _cells(line)
-            if not cells or _DOCUMENT_LINE.match(line):  # the end of a sentence
+            # 1. The end of a sentence, or another empty line.
+            if not cells or _DOCUMENT_LINE.match(line):
                 if sentence:
                     rows["tokens"].append(sentence)
                     rows["tags"].append(tags)
                     sentence = []
                     tags = []
+            # 2. A comment, which stands only before a sentence.
             elif not sentence and _is_comment(line, has_other_width=len(cells) != columns):
                 comments += 1
+            # 3. A line without a word and its tag, and a word with its tag.
             elif len(cells) != columns or columns < 2:
                 raise ConfigError(
                     f"{reading.key}={path}: line {number:,} has {len(cells)} columns:"

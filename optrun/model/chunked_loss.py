@@ -8,6 +8,7 @@ adds up the gradient of the head in place.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import update_wrapper
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -32,6 +33,8 @@ _LARGEST_LOGIT = 50.0
 _TOLERANCE = 1e-5
 _TOLERANCE_IN_16_BITS = 3e-2
 """Relative difference of two losses that count as equal."""
+_LOGITS_TOLERANCE_IN_16_BITS = 1e-2
+"""Relative difference of two logits that count as equal; in 32 bits that of losses."""
 
 
 class TargetLosses(NamedTuple):
@@ -151,7 +154,8 @@ class _RowLosses(torch.autograd.Function):
         """Compute the gradients of states, weight and bias; None if it is not needed.
 
         For a row with logits z, p = softmax(z), and gradients a of its loss and b of its loss with
-        a uniform target: dz = (a + b) p - a [target] - b / vocabulary.
+        a uniform target: dz = (a + b) p - a [target] - b / vocabulary. As z = states @ weight.T +
+        bias, the gradients are dz @ weight, dz.T @ states, and the sum of dz over the rows.
 
         Args:
             ctx: Has the inputs of `forward`.
@@ -168,22 +172,22 @@ class _RowLosses(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if needs_weight else None
         bias_grad = torch.zeros_like(bias) if needs_bias else None
         for rows, logits in _logits(states, weight, bias):
-            # dz: (a + b) p, then - a at the target, then - b / vocabulary everywhere.
-            grad = torch.softmax(logits, 1).mul_((a + b)[rows, None])
-            grad.scatter_add_(1, targets[rows, None], -a[rows, None])
+            # dz of these rows, in place: (a + b) p, then - a at the target, then - b / vocabulary.
+            dz = torch.softmax(logits, 1).mul_((a + b)[rows, None])
+            dz.scatter_add_(1, targets[rows, None], -a[rows, None])
             if uniform_losses is not None:
-                grad.sub_(b[rows, None] / len(weight))
-            # z = states @ weight.T + bias.
+                dz.sub_(b[rows, None] / len(weight))
+            # The sum over rows is taken in float32, before the rounding for the products.
             if bias_grad is not None:
-                bias_grad += grad.sum(0)
-            grad = grad.to(states.dtype)
+                bias_grad += dz.sum(0)
+            dz = dz.to(states.dtype)
             if states_grad is not None:
-                states_grad[rows] = grad @ weight.to(states.dtype)
+                states_grad[rows] = dz @ weight.to(states.dtype)
             if weight_grad is not None and weight_grad.dtype is states.dtype:
-                weight_grad.addmm_(grad.T, states[rows])
+                weight_grad.addmm_(dz.T, states[rows])  # without memory for the product
             elif weight_grad is not None:
-                weight_grad += grad.T @ states[rows]
-        return states_grad, weight_grad, bias_grad, None
+                weight_grad += dz.T @ states[rows]
+        return states_grad, weight_grad, bias_grad, None  # targets have no gradient
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
@@ -220,37 +224,47 @@ def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
         return f"its output head is a {type(head).__name__}, not a plain linear layer"
     if router_loss_coef(model):  # may be too small for the comparison below
         return "its own loss is not only the cross-entropy: it adds a loss of its experts"
-    # 1. Two rows of four tokens, and how close two losses of them must be.
+    # 1. Two rows of four tokens, and how close two losses of them must be: a loss in 16 bits sums
+    #    many roundings. A logit is rounded once, by less than 1 % in bfloat16.
     ids = torch.arange(8, device=model.device).view(2, 4) % len(head.weight)
     is_exact = model.dtype in (torch.float32, torch.float64)
     tolerance = _TOLERANCE if is_exact else _TOLERANCE_IN_16_BITS
-    # 2. Try both; afterwards the model is as before.
-    forward_before = vars(model).get("forward")
+    logits_tolerance = _TOLERANCE if is_exact else _LOGITS_TOLERANCE_IN_16_BITS
+    # 2. Run the model alone and with the chunked loss.
     try:
         with (
             evaluation_mode(model),
             torch.random.fork_rng(devices=[]),
             plain_attention(model),
             without_cache_and_padding_check(model),
+            _restored_forward(model, head),
         ):
-            # A logit is rounded once, by less than 1 % in bfloat16; a loss sums many roundings.
-            logits_tolerance = min(tolerance, 1e-2)
             if not _returns_head_output(model, head, ids, logits_tolerance):
                 return "it changes the logits after its output head, as softcapping does"
             model_loss = float(model(input_ids=ids, labels=ids).loss)
             chunked_loss = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         return f"it cannot be tried on four tokens: {message_in_one_line(error)}"
-    finally:
-        # Attributes of the instances, which `ChunkedForward` has set, hide the methods.
-        vars(head).pop("forward", None)
-        vars(model).pop("forward", None)
-        if forward_before is not None:
-            vars(model)["forward"] = forward_before
     # 3. Compare the losses.
     if abs(model_loss - chunked_loss) <= tolerance * abs(model_loss):
         return None
     return "its own loss is not the mean cross-entropy of its logits"
+
+
+@contextmanager
+def _restored_forward(model: nn.Module, head: nn.Module) -> Iterator[None]:
+    """Restore the forward pass of a model and of its head at the end of this context.
+
+    A replacement is an attribute of the instance, which hides the method of its class.
+    """
+    forward_before = vars(model).get("forward")
+    try:
+        yield
+    finally:
+        vars(head).pop("forward", None)
+        vars(model).pop("forward", None)
+        if forward_before is not None:
+            vars(model)["forward"] = forward_before
 
 
 def _returns_head_output(
@@ -273,14 +287,15 @@ def _returns_head_output(
         values = torch.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, states.numel())
         return values.to(states).view_as(states)
 
-    # 1. Run the model with the replaced head. That returns as many values as it gets, so the logits
-    #    have the width of its input.
+    # 1. Run the model with the replaced head, which returns as many values as it gets: the logits
+    #    have the width of its input in place of the vocabulary.
     output = fixed_output(torch.empty(*ids.shape, head.in_features, device=ids.device)).double()
     vars(head)["forward"] = fixed_output
     logits = model(input_ids=ids).logits.double()
     del head.forward
-    # 2. Find the constant that fits best, by least squares, and compare.
+    # 2. Find the constant c with the least squares of logits - c * output.
     scale = float((logits * output).sum() / output.square().sum())
     if scale != 1 and head.bias is not None:
         return False
+    # 3. With it they must be equal, those near 0 but for 1e-4.
     return torch.allclose(logits, scale * output, rtol=tolerance, atol=1e-4)

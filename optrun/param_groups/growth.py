@@ -71,8 +71,9 @@ class Growth:
     def width_init(self) -> float:
         """Factor on the standard deviation of the initial weights, by the width.
 
-        1/sqrt(fan_in), which keeps the size of the outputs. For a head 1/fan_in: its logits may
-        shrink.
+        With `fan_in`, the growth of the number of inputs over the base: 1/sqrt(fan_in), which keeps
+        the size of the outputs. For a head 1/fan_in: its logits may shrink. With four times the
+        inputs of the base it is 1/2, for a head 1/4.
         """
         return 1 / self.fan_in if self.is_head else self.fan_in**-0.5
 
