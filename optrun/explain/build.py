@@ -193,7 +193,8 @@ def _build_meta_model(
         base model of muP, by name (empty without muP); and notes, such as how documents in a packed
         block are kept apart.
     """
-    # muP compares the shapes of this model with those of its base, so it builds both.
+    # muP compares the shapes of this model with those of its base, so it builds both. Without muP
+    # nothing is built here: the model of the configuration comes back, and no sizes.
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
     masking_key = config.task.document_masking_key
@@ -273,6 +274,7 @@ def _count_steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None
         return None, "assumed"
     from optrun.data.loader import EpochPlan
 
+    # Examples of a micro-batch; micro-batches of a step, over all ranks.
     micro_batch, per_step = config.training.step_over(rank_count(config))
     plan = EpochPlan(
         examples=sampled.examples,
@@ -280,6 +282,7 @@ def _count_steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None
         accumulation=per_step,
         seed=config.seed,
     )
+    # Half an epoch of 5 steps is 3 steps.
     total_steps = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch)
     return max(1, total_steps), "data"
 
@@ -297,24 +300,31 @@ def _describe_tensors(
         optimizer: The optimizer.
         optimizer_bytes: Bytes of optimizer state by name of the tensor; None: unknown.
         peak: Highest multiplier of the schedule.
+
+    Example: the run has lr 0.1, the schedule a peak of 1, a group `lr_scale` 0.5, so an
+    `initial_lr` of 0.05, and layerwise decay gives a tensor in it the ratio 0.9. Then `lr_peak` is
+    0.05 * 1 * 0.9, and `lr_scale` 0.5 * 0.9. A tensor
+    that the optimizer exempts by name has no decay.
     """
     tensors = []
     for index, group in enumerate(optimizer.param_groups):
         # 1. What the whole group shares. If groups name optimizers of their own, `members` has
-        # these by name, and one of them steps this group.
+        # these by name, and one of them steps this group; else the optimizer itself does.
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         decay = float(group.get("weight_decay", 0.0))
-        # Times the run's lr; optrun's optimizers call it `lr_ratio`. None: the group has an lr of
-        # its own.
+        # The lr of the group divided by the run's lr; optrun's optimizers call it `lr_ratio`. None:
+        # the group has an absolute lr.
         scale = group.get("lr_ratio", group.get("lr_scale"))
-        # Times the lr of the group, for single tensors: layerwise decay inside of an optimizer.
+        # The lr of a tensor divided by that of its group, by name: layerwise decay inside of an
+        # optimizer. Empty for most optimizers.
         ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
 
         # 2. What depends on the tensor: the optimizer decides by its name.
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
+            # By an option such as `exclude_from_weight_decay`.
             exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(name)
-            adapted = None
+            adapted = None  # no trust ratio in this optimizer
             if hasattr(stepper, "adapted"):
                 adapted = bool(stepper.adapted(name, group))
             tensors.append(
@@ -367,7 +377,7 @@ def _fork_facts(
     (`schedule_from=100`), has the lr of its step 0 first. If the schedule continues that of the
     trunk (`schedule_from=0`), it has the lr of step 100.
     """
-    # 1. The learning rates of the first step.
+    # 1. The learning rates of the first step, one for each group.
     first_step = trunk.step - trunk.schedule_from
     first_lrs = [base_lr * scheduler.multiplier(first_step) for base_lr in scheduler.base_lrs]
 
@@ -375,8 +385,9 @@ def _fork_facts(
     tensors = {}
     for name, (dtype_name, shape) in trunk.tensors.items():
         dtype = getattr(torch, dtype_name, torch.float32)
-        # A step count, which has no shape, lies on the CPU, whatever the device.
+        # A step count, of shape (), lies on the CPU, whatever the device.
         tensors[name] = torch.zeros(shape, dtype=dtype, device="meta" if shape else "cpu")
+    # Such as "the trunk's, by parameter name (Lamb)", or "anew: ..." with the reason.
     state_in_words = inherit_state(optimizer, tensors, trunk.optimizer)
 
     # 3. Where the schedule begins and ends.

@@ -22,7 +22,7 @@ from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
-from optrun.task.data_facts import DataFacts, data_facts
+from optrun.task.data_facts import DataFacts, collect_data_facts
 
 MOST_BYTES = 256 << 20
 """Files with more bytes in all are not sampled, unless their rows decide the number of steps."""
@@ -108,7 +108,7 @@ def sample_data(config: RunConfig, notes: list[str]) -> Sampled | None:
     # 4. Build tokenizer and task on the sample. A sample may be refused where all rows are not.
     try:
         tokenizer, task = _load_tokenizer_and_task(config, sample)
-        facts = data_facts(task, sample, tokenizer)
+        facts = collect_data_facts(task, sample, tokenizer)
     except ConfigError as error:
         if is_complete:
             raise
@@ -184,6 +184,7 @@ def _reason_not_to_sample(config: RunConfig) -> str:
     else:
         return ""
     size = sum(path.stat().st_size for path in files)
+    # With packing the number of steps follows from the tokens, which a sample does not tell.
     packs_rows = getattr(config.task, "packing", False)
     rows_decide_steps = config.training.max_steps is None and not packs_rows
     if rows_decide_steps or size <= MOST_BYTES:
@@ -229,8 +230,10 @@ def _sample_rows(split: Split) -> Split:
     if isinstance(split.rows, TokenBlocks):
         return split
     count = len(split.rows)
+    # Indices of rows; at most `MOST_ROWS` of them are read.
     random_order = generator(0, "explain").permutation(count)[:MOST_ROWS]
-    # Take rows in random order until their characters are too many.
+    # Take rows in random order until their characters are too many; the row that is too much is
+    # left out.
     indices: list[int] = []
     characters = 0
     for index, row in zip(random_order, split.rows.select(random_order), strict=True):
@@ -240,6 +243,7 @@ def _sample_rows(split: Split) -> Split:
         indices.append(index)
     if len(indices) == count:
         return split
+    # Without a dtype an empty array would be one of floats.
     return split.take(np.sort(np.array(indices, dtype=np.int64)))
 
 

@@ -50,7 +50,7 @@ def rank_memory(
     if not isinstance(distributed, RanksConfig):
         return None
     ranks = rank_count(config)
-    shards = 1
+    shards = 1  # of each tensor; with ddp every rank has the whole model
     if isinstance(distributed, FsdpConfig):
         _, shards = data_parallel_degrees(distributed, ranks)
 

@@ -40,7 +40,7 @@ def area_plot(
         ▂▃▅▆██████
     """
     # 1. The value of each column, and how much of it is filled from the bottom, in eighths of a
-    # character.
+    # character. The label of the top, a space and the axis come before the columns.
     top_label = rate(top)
     margin = len(top_label) + 1
     columns = max(width - margin - 1, 10)
@@ -48,8 +48,9 @@ def area_plot(
     values = [_value_at(xs, ys, xs[0] + x_per_column * column) for column in range(columns)]
     eighths = [round(8 * height * min(value / top, 1.0)) for value in values]
 
-    # 2. The rows, from the top; `below` is what fits under a row. The first and the last one are
-    # labelled.
+    # 2. The rows, from the top; `below` is what fits under a row, 8 eighths for each row there. A
+    # cell gets what is filled above that, from nothing to a full block. The first and the last row
+    # are labelled.
     lines = []
     for row in range(height):
         below = 8 * (height - 1 - row)

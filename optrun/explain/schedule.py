@@ -64,7 +64,8 @@ def assumed_steps(config: SchedulerConfig) -> int:
         >>> assumed_steps(choice("scheduler", SCHEMAS, "multistep", options))
         290
     """
-    # 1. Long enough to show what happens at each named step.
+    # 1. Long enough to show what happens at each named step: twice the largest. (The 0 is for a
+    # schedule that names none, since `max` needs two values.)
     steps = max(ASSUMED_STEPS, *(2 * step for step in named_steps(config)), 0)
 
     # 2. Not longer than a list with a multiplier for each step.
@@ -72,7 +73,7 @@ def assumed_steps(config: SchedulerConfig) -> int:
         steps = min(steps, _count_listed_multipliers(config))
 
     # 3. Short enough for a warm-up, which is a share of the steps, to end before the first
-    # milestone: at most milestone / ratio steps, less what rounding adds.
+    # milestone: less than milestone / ratio steps. The loop takes off what rounding adds.
     milestones = _list_milestones(config)
     if milestones and config.warmup_ratio:
         steps = min(steps, int(milestones[0] / config.warmup_ratio))

@@ -13,7 +13,7 @@ from optrun.base.formatting import count, list_names, plural, rate, size, span
 from optrun.config.schema.metric import FEW_EXAMPLES
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of
 from optrun.explain.plot import area_plot
-from optrun.task.data_check import data_check
+from optrun.task.data_check import describe_data
 
 ROLE_STYLES = {
     "matrix": "bold",
@@ -61,7 +61,7 @@ def data_lines(facts: Facts) -> list[str]:
     if data.looked_at != (data.train_rows, data.eval_rows):
         train_rows, eval_rows = data.looked_at
         line += f"; the figures below are of {train_rows:,} and {eval_rows:,} of them:"
-    lines = ["", line, *data_check(data.facts)]
+    lines = ["", line, *describe_data(data.facts)]
 
     # 3. An example.
     if data.example is not None:
@@ -77,7 +77,7 @@ def _headline(facts: Facts) -> RenderableType:
     grid.add_column(overflow="fold")
 
     # 1. Model and optimizer.
-    groups = len({tensor.group for tensor in facts.tensors})
+    groups = len({tensor.group for tensor in facts.tensors})  # those with a trainable tensor
     frozen = f", {count(facts.frozen_parameters)} frozen" if facts.frozen else ""
     parameters = f"{count(facts.parameters)} trainable parameters{frozen}"
     grid.add_row("model", _with_bold_name(facts.model, f" for {facts.task}: {parameters}"))
@@ -93,7 +93,7 @@ def _headline(facts: Facts) -> RenderableType:
     # 2. Parameter groups, with a line for each rule; ranks.
     counts = f": {groups} groups, {len(facts.tensors)} tensors"
     grid.add_row("groups", _with_bold_name(facts.param_groups, counts))
-    for index, rule in enumerate(facts.rules):
+    for index, rule in enumerate(facts.rules):  # the first line has the label
         grid.add_row("" if index else "rules", rule)
     memory = facts.rank_memory
     if memory is not None:
@@ -218,7 +218,7 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
 
     # 2. What the optimizer does with it.
     columns += [
-        # A range if the tensors of a group have several; red if it is 0.
+        # A range if the tensors of a group have several; red if the highest is 0: nothing learns.
         _Column(
             "peak lr",
             lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
@@ -284,7 +284,7 @@ def _memory(facts: Facts) -> Table:
 
     An unknown amount is shown as unknown, and is left out of the total.
     """
-    # 1. The amounts in all, and, with several ranks, those of one rank as text.
+    # 1. The bytes in all, None if unknown; and, with several ranks, those of one rank as text.
     amounts = [facts.weight_bytes, facts.gradient_bytes, facts.state_bytes]
     rank = facts.rank_memory
     rank_cells: list[str] = ["", "", ""]
@@ -294,7 +294,7 @@ def _memory(facts: Facts) -> Table:
         rank_cells = [f"{size(amount)} per rank" for amount in rank_amounts]
         rank_total = f"{size(sum(filter(None, rank_amounts)))} per rank"
 
-    # 2. A row for each, and the total.
+    # 2. A row for each, and the total, which leaves out what is unknown.
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)

@@ -19,14 +19,15 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     an update out by themselves if the loss or norm is not finite. On a CPU nothing has to be waited
     for: values are there once they are computed.
     """
-    # 1. Callbacks of the user.
+    # 1. Callbacks of the user; their classes tell, no instance is built.
     rows = registry.choices("callback")
     for name in config.callbacks:
         callback = rows[name].load()
         if getattr(callback, "accepts_late_results", False):
             continue
         on_step = getattr(callback, "on_step", None)
-        # `Callback` has an `on_step` that does nothing; explain may not import training.
+        # The base class `Callback` has an `on_step` that does nothing. Its module is compared by
+        # name, since explain may not import training.
         if on_step is not None and on_step.__module__ != "optrun.training.callback":
             return f"callbacks.{name}: its on_step receives the loss of each step"
 
@@ -47,9 +48,12 @@ def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
     These are torch's fused Adam and AdamW, and optrun's Triton kernels on unsharded tensors.
     """
     groups = optimizer.param_groups
+    # 1. An optimizer of optrun: the kernel that each group would take on a GPU.
     if isinstance(optimizer, BatchOptimizer):
         kernels = [optimizer.FORMULA.kernel(group, "cuda") for group in groups]
         return not is_sharded and all(kernel == "triton" for kernel in kernels)
+
+    # 2. An optimizer of torch.
     if not isinstance(optimizer, Adam | AdamW):
         return False
     # `fused=None` means fused on a GPU, unless `foreach` is true.
