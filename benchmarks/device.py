@@ -213,7 +213,7 @@ def optrun_loop(
     from optrun.training.step import TrainStep
 
     ends: list[float] = []
-    take_step = TrainStep.compute
+    take_step = TrainStep.compute_gradients
 
     def timed(step: TrainStep, *args: Any) -> Any:
         result = take_step(step, *args)
@@ -225,7 +225,7 @@ def optrun_loop(
         write_tokenizer(model.vocab_size, f"{folder}/tokenizer")
         ids.numpy().astype(np.uint16).tofile(Path(folder, "train.bin"))
         ids[:batch].numpy().astype(np.uint16).tofile(Path(folder, "eval.bin"))
-        TrainStep.compute = timed  # type: ignore[method-assign]
+        TrainStep.compute_gradients = timed  # type: ignore[method-assign]
         try:
             optrun.run(
                 [
@@ -252,7 +252,7 @@ def optrun_loop(
                 ]
             )
         finally:
-            TrainStep.compute = take_step  # type: ignore[method-assign]
+            TrainStep.compute_gradients = take_step  # type: ignore[method-assign]
     yield from ends
 
 

@@ -481,7 +481,7 @@ def _build_train_step(
         weight=task.weight,
         loss=task.loss,
         seed=config.seed,
-        sizes=task.sizes,
+        count_tokens_and_examples=task.count_tokens_and_examples,
         world=world,
         gradient_sync=gradient_sync,
         by_source=BySource(task.loss_by_example, len(task.sources)) if task.sources else None,

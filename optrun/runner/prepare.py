@@ -46,7 +46,7 @@ from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
 from optrun.task.class_weights import class_weights
-from optrun.task.data_facts import DataFacts, data_facts
+from optrun.task.data_facts import DataFacts, collect_data_facts
 from optrun.training.device import pick_device
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def prepare(
             kind=kind.text_kind,
         )
     task = build_task(config.task, config.data, source, tokenizer, seed=config.seed)
-    facts = data_facts(task, source, tokenizer)
+    facts = collect_data_facts(task, source, tokenizer)
     task.label_smoothing = config.training.label_smoothing_factor
     if artifacts.trains:  # the training rows of an evaluation may be others
         weights = getattr(config.task, "class_weights", None)

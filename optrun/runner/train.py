@@ -47,7 +47,7 @@ from optrun.runner.resume.data_position import pinned_revision, with_revision
 from optrun.runner.resume.global_batch import requested_changes
 from optrun.runner.run_start import RunStart
 from optrun.runner.summary import Summary
-from optrun.task.data_check import data_check
+from optrun.task.data_check import describe_data
 from optrun.training.device import pick_device
 from optrun.training.display import Display
 from optrun.training.signals import SignalHandler, Stopped
@@ -225,7 +225,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         *opened.set_aside_skipped(),
         *pop_discard_messages(),
         *prepared.notes,
-        *data_check(prepared.facts),
+        *describe_data(prepared.facts),
     ):
         note(line)
     if world.is_main:

@@ -295,7 +295,7 @@ class Task(ABC):
         Raises:
             ConfigError: The model returned no loss.
         """
-        # 1. The model's own loss.
+        # 1. The model's own loss, or that of `TargetLosses` if chunked.
         if not self.label_smoothing and self.class_weights is None:
             model_loss: Tensor | None = getattr(outputs, "loss", None)
             if model_loss is None:
@@ -353,7 +353,7 @@ class Task(ABC):
                 ignore_index=IGNORED,
                 reduction="none",
             )
-        by_example = (len(is_target), -1)
+        by_example = (len(is_target), -1)  # a row for each example, also if it has one target
         return token_losses.reshape(by_example).sum(1), is_target.reshape(by_example).sum(1)
 
     # Evaluation
@@ -391,7 +391,7 @@ class Task(ABC):
         """List the names of all metrics, without `eval/`."""
         return self.evaluation().names
 
-    def sizes(self, batch: Batch) -> tuple[int, int]:
+    def count_tokens_and_examples(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of a batch without padding, and its examples.
 
         The tokens are 0 if there are no `input_ids`, as for images.
@@ -399,7 +399,7 @@ class Task(ABC):
         if "attention_mask" in batch:
             mask = batch["attention_mask"]
             return int(mask.sum()), len(mask)
-        # Without a mask nothing is padded.
+        # Without a mask nothing is padded. The first tensor is `input_ids`, or that of the images.
         first_tensor = next(iter(batch.values()))
         tokens = first_tensor.numel() if "input_ids" in batch else 0
         return tokens, len(first_tensor)
@@ -439,7 +439,7 @@ def pad(rows: Iterable[np.ndarray], value: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
+def join_to_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
     """Join the rows of each tensor to one row without padding; shape (1, tokens).
 
     Args:
@@ -448,10 +448,11 @@ def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
 
     Example:
         >>> batch = {"input_ids": torch.tensor([[1, 2], [3, 0]])}
-        >>> in_one_row(batch, [2, 1])["input_ids"].tolist()
+        >>> join_to_one_row(batch, [2, 1])["input_ids"].tolist()
         [[1, 2, 3]]
     """
-    # True for tokens, False for padding; shape (rows, longest).
+    # A row of as many ones as it has tokens, padded with 0: True for tokens, False for padding;
+    # shape (rows, longest). Indexing with it keeps the tokens, row after row.
     is_token = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
     return {name: values[is_token][None] for name, values in batch.items()}
 
@@ -475,7 +476,7 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
 
     def pad_side(rows: Iterable[np.ndarray], value: int) -> Tensor:
         """Pad rows on the chosen side."""
-        if left:
+        if left:  # pad the reversed rows on the right, and reverse the result
             return pad((row[::-1] for row in rows), value).flip(1)
         return pad(rows, value)
 

@@ -123,7 +123,7 @@ def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> 
 
     # 2. Mix the training examples.
     task.sources = list(tasks)
-    task.join(list(tasks.values()))
+    task.join(list(tasks.values()))  # adopts settings of the others, or refuses a mixture
     task.train = MixedExamples(
         {name: source_task.train for name, source_task in tasks.items()},
         data.weights(),
@@ -156,5 +156,6 @@ def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
     task = task_class(config)
     if not isinstance(source, MixedSource):
         return task.vocabulary(source)
+    # A round has one text of each source, None for a source that has ended.
     rounds = zip_longest(*map(task.vocabulary, source.sources.values()))
     return (text for text in chain.from_iterable(rounds) if text is not None)

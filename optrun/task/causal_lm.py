@@ -12,7 +12,7 @@ from optrun.data.examples import Example, limited
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
-from optrun.task.base import TextKind, in_one_row, pad, pad_inputs
+from optrun.task.base import TextKind, join_to_one_row, pad, pad_inputs
 from optrun.task.evaluation import IGNORED
 from optrun.task.generation import continue_prompt
 from optrun.task.language_model import LanguageModel
@@ -85,7 +85,7 @@ class CausalLm(LanguageModel):
         rows: object = split.rows
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
-        rows.expect_ids_below(largest_id_plus_one(tokenizer), split.key)
+        rows.expect_ids_below(largest_id_plus_one(tokenizer), split.key)  # else ConfigError
         if self.config.document_masking:
             self._warn_without_documents(rows, split.key)
         return limited(rows, limit, seed=seed)
@@ -134,7 +134,8 @@ class CausalLm(LanguageModel):
         ids = pad(rows, self.padding)
         labels = pad(rows, IGNORED)
 
-        # 1. A document begins behind the end of another one. Each padding token begins one, too.
+        # 1. A document begins behind the end of another one. Each padding token begins one, too, so
+        # that no token attends to it. (A block may begin inside of a document: no begin there.)
         begins = torch.zeros_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, :-1] == self.document_end_id
         for number, row in enumerate(rows):
@@ -151,16 +152,17 @@ class CausalLm(LanguageModel):
         # 4. Join the blocks, if the model's attention takes one row.
         if not self.one_row:
             return batch
-        labels[:, 0] = IGNORED  # it would be predicted from the end of the block before
-        return in_one_row(batch, map(len, rows))
+        # In one row the first token would be predicted from the end of the block before.
+        labels[:, 0] = IGNORED
+        return join_to_one_row(batch, map(len, rows))
 
-    def sizes(self, batch: Batch) -> tuple[int, int]:
+    def count_tokens_and_examples(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of a batch without padding, and its blocks.
 
         If documents are kept apart in one row, the number of blocks is computed from the tokens:
         all blocks are full but the last one of the data.
         """
-        tokens, blocks = super().sizes(batch)
+        tokens, blocks = super().count_tokens_and_examples(batch)
         if self.one_row and "position_ids" in batch:
             blocks = -(-tokens // self.max_length)  # rounded up
         return tokens, blocks

@@ -94,7 +94,8 @@ class ChatEncoder:
 
         All tokens are targets; those of the prompt are not, unless `completion_only_loss` is false.
         """
-        # 1. Encode prompt and completion as one text, which ends once.
+        # 1. Encode prompt and completion as one text, which ends once; `prompt_ids` adds nothing
+        # behind it.
         end = self.tokenizer.eos_token or ""
         texts = [f"{row.prompt}{row.completion.removesuffix(end)}{end}" for row in batch]
         row_ids = prompt_ids(self.tokenizer, texts)
@@ -120,8 +121,9 @@ class ChatEncoder:
         assert template is not None
         config = self.config
 
-        # 1. Render each row; with `assistant_only_loss` also find its answers. Render its prompt
-        # if that is masked: all rows have one, or none has.
+        # 1. Render each row; with `assistant_only_loss` also find the spans of its answers in
+        # characters. Render its prompt, with the opening of an answer, if that is to be no target:
+        # either all rows have one, or none has.
         texts: list[str] = []
         answer_spans: list[list[Span]] = []
         prompts: list[str] = []
@@ -142,14 +144,14 @@ class ChatEncoder:
             except TemplateFailed as error:
                 raise unwritable_row_error(template, self.split, row, error) from error
 
-        # 2. Encode the texts, and mark the targets.
+        # 2. Encode the texts, and mark the targets: 1 for each target, an array for each row.
         if config.assistant_only_loss:
             row_ids, targets = self._encode_with_spans(texts, answer_spans)
         else:
             row_ids = self._token_ids(texts)
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
 
-        # 3. Unmark the prompts.
+        # 3. Unmark the prompts; the arrays are changed.
         if prompts:
             _mask_prompts(targets, row_ids, self._token_ids(prompts))
         return row_ids, targets

@@ -155,7 +155,8 @@ class ChatTask(Task):
         template = self.template
         if template is None:
             return
-        # 1. Find the token. (The text is None if the template fails on the probe.)
+        # 1. Find the token. (The text is None if the template fails on the probe, which has a
+        # question and an answer: then nothing is known, and `end` stays None.)
         if template.text_behind_answers() == "":
             raise ConfigError(
                 f"{template.origin} writes nothing behind an answer, so the model would never learn"
@@ -164,7 +165,8 @@ class ChatTask(Task):
             )
         self.end = template.end_of_answers()
 
-        # 2. Make it the tokenizer's, unless the template and the tokenizer agree already.
+        # 2. Make it the tokenizer's `eos_token`, unless there is none, or they are the same; or the
+        # template goes with this tokenizer: it is the tokenizer's own, or writes its `eos_token`.
         if self.end in (None, tokenizer.eos_token_id) or template.is_own:
             return
         if "eos_token" in template.source:
@@ -278,7 +280,7 @@ class ChatTask(Task):
         self,
         encoded: Sequence[Examples],
         split: Split,
-        rows_of: Callable[[], Sequence[int]] | None = None,
+        list_rows: Callable[[], Sequence[int]] | None = None,
     ) -> list[Examples | Selected]:
         """Refuse untruncated examples without a target; refuse or drop truncated ones.
 
@@ -286,7 +288,7 @@ class ChatTask(Task):
             encoded: The examples; for pairs those of the chosen and those of the rejected answers.
                 A pair needs a target in both.
             split: The rows.
-            rows_of: Lists the row of each example, for messages; None: one example for each row.
+            list_rows: Lists the row of each example, for messages; None: one example for each row.
 
         Returns:
             `encoded`, without the examples that were dropped; a note says how many.
@@ -296,23 +298,24 @@ class ChatTask(Task):
                 `task.overlong_rows=refuse`; or no example is left.
         """
 
-        def row_of(example: int) -> str:
+        def name_row(example: int) -> str:
             """Name the row of an example, such as `row 3`."""
-            row = example if rows_of is None else rows_of()[example]
+            row = example if list_rows is None else list_rows()[example]
             return f"row {split.number(row)}"
 
-        # 1. Refuse an example that was not truncated: it has no target with any max_length.
+        # 1. Refuse an example that was not truncated: it has no target with any max_length. For
+        # pairs this is done for each side.
         count = len(encoded[0])
         without_target = [_rows_without_targets(examples) for examples in encoded]
         full_lengths = []
         for examples, targetless in zip(encoded, without_target, strict=True):
-            assert examples.lost is not None
+            assert examples.lost is not None  # the tokens that were cut off each example
             full_lengths.append(examples.lengths + examples.lost)
             uncut = targetless[examples.lost[targetless] == 0]
             if len(uncut):
                 reason = reason_for_no_target(int(examples.lengths[uncut[0]]))
                 raise ConfigError(
-                    f"{split.key}: {row_of(int(uncut[0]))} has no token to learn:"
+                    f"{split.key}: {name_row(int(uncut[0]))} has no token to learn:"
                     f" {reason}.{_similar_rows_sentence(len(uncut), count)} Leave such rows out."
                 )
 
@@ -324,11 +327,11 @@ class ChatTask(Task):
             first = int(overlong[0])
             tokens = int(max(lengths[first] for lengths in full_lengths))
             similar = _similar_rows_sentence(len(overlong), count)
-            raise self.overlong_row_error(f"{row_of(first)} of {split.key}", tokens, similar)
+            raise self.overlong_row_error(f"{name_row(first)} of {split.key}", tokens, similar)
         if len(overlong) == count:
             raise self.all_rows_overlong_error(split)
 
-        # 3. Drop them.
+        # 3. Drop them, from both sides of a pair.
         self.notes.append(
             f"{len(overlong):,} of {count:,} rows of {split.key} left out:"
             f" data.max_length={self.max_length} cuts off all that carries loss"
@@ -367,8 +370,9 @@ def _rows_without_targets(examples: Examples) -> np.ndarray:
     Example: examples with the targets [1, 0], [0, 1] and [0, 0] give [0, 2].
     """
     targets = examples.flat(TARGETS)  # those of all examples, one after another
-    offsets = examples.offsets
+    offsets = examples.offsets  # where each example begins among them
     key = digest_if_known("no-targets-1", examples.origin)
+    # `rows_without_marks` leaves out the first token of each row, too.
     arrays = cached_arrays(
         "no-targets", key, lambda: {"rows": rows_without_marks(targets, offsets)}
     )

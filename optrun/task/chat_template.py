@@ -118,7 +118,7 @@ class ChatTemplate:
             UnmarkedAnswers: Without marks, if a later turn changes the text before it.
         """
         # 1. With marks.
-        if self.marked:
+        if self.marked:  # the template has {% generation %} blocks, whose spans jinja returns
             return self._render(turns, tools, marks=True)
 
         # 2. Without marks: compare the text before each answer with the text through it. Both must
@@ -276,6 +276,8 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        # 1. Render the turns as they are. For one conversation there is one text, and one list of
+        # spans.
         turns_with_json = _with_json_arguments(turns)
         try:
             texts, spans = render_jinja_template(
@@ -296,7 +298,8 @@ class ChatTemplate:
             OverflowError,
             RecursionError,
         ) as error:
-            # A template that joins the arguments to a text raises TypeError for a mapping.
+            # It failed. A template that joins the arguments to a text raises TypeError for a
+            # mapping: try 2. Any other error, or a TypeError without such arguments, is final.
             if not isinstance(error, TypeError) or turns_with_json == list(turns):
                 message = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
                 raise TemplateFailed(
@@ -306,6 +309,8 @@ class ChatTemplate:
             if not _has_python_arguments(texts[0], turns):
                 begins_and_ends = spans[0] if marks else ()
                 return texts[0], [(int(begin), int(end)) for begin, end in begins_and_ends]
+
+        # 2. Render them with JSON text for each mapping; there is no third time.
         return self._render(
             turns_with_json, tools, generation_prompt=generation_prompt, marks=marks
         )

@@ -21,7 +21,7 @@ def multiple_negatives_ranking(
 ) -> Tensor:
     """Compute the cross-entropy of each anchor's positive among the other texts of all rows.
 
-    Texts that `false_negatives` marks, such as a second copy of the positive, are left out.
+    Texts that `mark_false_negatives` marks, such as a second copy of the positive, are left out.
 
     Source: Henderson et al. 2017, arXiv:1705.00652, section 4.4; both directions: Radford et al.
     2021, arXiv:2103.00020. L = -mean_i log(exp(s cos(a_i, p_i)) / sum_j exp(s cos(a_i, d_j))), d
@@ -40,7 +40,7 @@ def multiple_negatives_ranking(
     # all positives, then all first negatives, and so on: the positive of row i is document i.
     documents = unit[:, 1:].transpose(0, 1).flatten(0, 1)
     logits = scale * unit[:, 0] @ documents.T
-    logits = logits.masked_fill(false_negatives(texts), -torch.inf)
+    logits = logits.masked_fill(mark_false_negatives(texts), -torch.inf)
 
     # 2. Anchors among documents; and, if symmetric, positives among anchors.
     own_index = torch.arange(rows, device=logits.device)
@@ -50,7 +50,7 @@ def multiple_negatives_ranking(
     return loss
 
 
-def false_negatives(texts: Tensor) -> Tensor:
+def mark_false_negatives(texts: Tensor) -> Tensor:
     """Mark false negatives of each row: its anchor, and all positives of this anchor.
 
     They are found wherever they are in the batch, also among the negatives of other rows.
@@ -65,7 +65,7 @@ def false_negatives(texts: Tensor) -> Tensor:
 
     Example: two rows with the same anchor 1, whose positives are 2 and 3.
 
-        >>> false_negatives(torch.tensor([[1, 2], [1, 3]])).tolist()
+        >>> mark_false_negatives(torch.tensor([[1, 2], [1, 3]])).tolist()
         [[False, True], [True, False]]
     """
     rows = len(texts)
@@ -79,7 +79,7 @@ def false_negatives(texts: Tensor) -> Tensor:
     is_positive_of = (documents == positives).float()  # (batch, documents)
     belongs = (documents == anchors) | (has_same_anchor @ is_positive_of > 0)
 
-    # 2. But the row's own positive: document i of row i.
+    # 2. Not the row's own positive: document i of row i.
     belongs[:, :rows].fill_diagonal_(False)
     return belongs
 

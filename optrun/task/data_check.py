@@ -15,7 +15,7 @@ MAX_LETTERS = 24
 """Letters of a label's name that are shown."""
 
 
-def data_check(facts: DataFacts) -> list[str]:
+def describe_data(facts: DataFacts) -> list[str]:
     """Describe the data: a line for each split that is not empty, then its problems.
 
     The problems are truncated examples, unknown tokens above `REPORTED_UNKNOWN`, a label of its own

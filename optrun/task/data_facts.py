@@ -95,7 +95,7 @@ class DataFacts:
     sources: dict[str, SplitFacts] = field(default_factory=dict)
 
 
-def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:
+def collect_data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:
     """Collect the facts of a task's examples.
 
     The training split of a mixture has the labels of its sources added up; tokens and truncation
@@ -166,15 +166,17 @@ def _split_facts(
         trained: Training examples, in which the texts of the split are looked up; None: they are
             not looked up.
     """
-    hashes = getattr(examples, "hashes", None)
+    hashes = getattr(examples, "hashes", None)  # a number for each text, equal for equal texts
     lengths = getattr(examples, "lengths", None)
 
-    # Truncation and unknown tokens are those of the documents, if blocks are packed from them.
+    # 1. Truncation and unknown tokens are those of the documents, if blocks are packed from them.
     documents = getattr(examples, "documents", examples)
-    ids = _flat_array(documents, "input_ids")
+    ids = _flat_array(documents, "input_ids")  # of all documents, joined; None for a stream
     unknown_share = None
     if ids is not None:
         unknown_share = _cached_unknown_share(examples, ids, tokenizer)
+
+    # 2. The rest: without hashes an example counts as a text.
     return SplitFacts(
         key=key,
         examples=len(examples),

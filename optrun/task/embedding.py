@@ -24,7 +24,7 @@ from optrun.task import contrastive
 from optrun.task.base import ModelNeeds, Task, pad_inputs
 from optrun.task.embedding_columns import string_columns, text_and_score_columns
 from optrun.task.evaluation import MetricAccumulator, PredictionsAndLabels
-from optrun.task.labels import finite_numbers
+from optrun.task.labels import read_finite_numbers
 from optrun.task.pooling import choose_pooling
 from optrun.task.retrieval import RetrievalMetrics
 from optrun.task.tokens import NO_TOKEN, encode_rows, interleave_columns
@@ -73,7 +73,7 @@ class Embedding(Task):
                 " models that count positions from the first column would compute other vectors"
             )
 
-        # 2. Columns and scores of each split.
+        # 2. Columns and scores of each split. There is no column of scores if the loss reads none.
         self.has_scores = self.config.of_numbers
         self.names: dict[Split, list[str]] = {}
         self.scores: dict[Split, np.ndarray] = {}
@@ -98,7 +98,7 @@ class Embedding(Task):
             ConfigError: A score that is no number; or, with `task.loss=cosine_similarity`, one
                 outside of -1 to 1, which no cosine can equal.
         """
-        scores = finite_numbers(split, name)
+        scores = read_finite_numbers(split, name)
         beyond = np.flatnonzero(np.abs(scores) > 1)
         if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
             row = int(beyond[0])
@@ -129,23 +129,31 @@ class Embedding(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example for each row; its score is 0 if the rows have none.
+        """Read one example for each row, or for `limit` rows drawn with `seed`, see `Task.read`.
+
+        An example has the texts of all columns, and a score, 0 if the rows have none.
 
         Raises:
             ConfigError: A text without a single token.
         """
         columns = self.names[split]
-        indices = chosen(len(split.rows), limit, seed=seed)
+        indices = chosen(len(split.rows), limit, seed=seed)  # of the rows; None: all of them
         part = split.take(indices)
+
+        # 1. Encode the texts of all columns as one list, row by row: with the columns anchor and
+        # positive these are anchor 0, positive 0, anchor 1, positive 1, ...
         texts = partial(interleave_columns, part, columns)
         encoded_texts = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
-        # The texts of a row follow one another: text 7 of 3 columns is in row 2, column 1.
+
+        # 2. Refuse an empty text. Text 7 of 3 columns is in row 2, column 1.
         empty = np.flatnonzero(encoded_texts.lengths == 0)
         if len(empty):
             row, column = divmod(int(empty[0]), len(columns))
             raise ConfigError(
                 f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}"
             )
+
+        # 3. Group the texts by row again, `len(columns)` in each, with the score of the row.
         scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
         if indices is not None:
             scores = scores[indices]
@@ -171,6 +179,7 @@ class Embedding(Task):
                 " one vector for each token of a text. Take an encoder such as bert, or a decoder"
                 " such as gpt2."
             )
+        # The folder or hub name; empty: the model is made from scratch.
         path = str(getattr(config, "name_or_path", "") or "")
         commit = getattr(config, "_commit_hash", None)  # of a model of the hub
         mode = None if self.config.pooling is None else self.config.pooling.value
@@ -211,7 +220,7 @@ class Embedding(Task):
         """Count the rows of a batch."""
         return len(batch[TEXTS])
 
-    def sizes(self, batch: Batch) -> tuple[int, int]:
+    def count_tokens_and_examples(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of all texts without padding, and the rows."""
         return int(batch["attention_mask"].sum()), self.count(batch)
 

@@ -52,7 +52,8 @@ def text_and_score_columns(
     columns = source.columns
     loss = f"task.loss={config.loss.value}"
 
-    # 1. Find the columns; that of scores first, since it may be a text column of a usual name.
+    # 1. Find the columns; that of scores first, since it may hold strings, and would be taken for
+    # a text.
     score = None
     if config.of_numbers:
         # Only the first usual name that exists: with several, `label_column` would refuse.
@@ -161,8 +162,9 @@ def pair_columns(
     if first is not None and second is not None:
         return first, second
 
-    # 2. One pair of usual names is there; or there are two text columns, in the order of the
-    # columns, unless the configured one is the second of them.
+    # 2. One pair of usual names is there; or there are exactly two text columns. Both orders of
+    # these are tried: first their own, then the other, which fits if the configured first text is
+    # the second column.
     names = split.rows.column_names
     usual_pairs = [pair for pair in USUAL_PAIRS if pair[0] in names and pair[1] in names]
     candidates = _agreeing_pairs(usual_pairs, first, second)
@@ -173,7 +175,7 @@ def pair_columns(
     if len(candidates) == 1:
         return candidates[0]
 
-    # 3. No pair, or several.
+    # 3. No pair, or several: name the keys that are not configured.
     missing = [f"data.{key}" for key, name in zip(KEYS, configured, strict=True) if name is None]
     verb = "is" if len(missing) == 1 else "are"
     problem = "no two columns with usual names of a pair"

@@ -85,12 +85,12 @@ class MetricAccumulator(ABC):
 
 
 class SummedMetrics(MetricAccumulator):
-    """Metrics made of sums over batches: of the loss, of the targets, and those of `counted`.
+    """Metrics made of sums over batches: of the loss, of the targets, and those of `sum_batch`.
 
     Args:
         count: Counts the targets of a batch, the denominator of its mean loss.
         names: Names that `compute` reports, in order, the loss first.
-        zeros: Start values of the sums of `counted`: numbers, arrays, or anything else that `+`
+        zeros: Start values of the sums of `sum_batch`: numbers, arrays, or anything else that `+`
             adds.
     """
 
@@ -101,7 +101,7 @@ class SummedMetrics(MetricAccumulator):
         self.names = list(names)
         self.sums: Sums = [0.0, 0, *zeros]
 
-    def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[Any]:  # noqa: ARG002
+    def sum_batch(self, outputs: ModelOutput, batch: Batch) -> Sequence[Any]:  # noqa: ARG002
         """Compute the additional sums of a batch, in the order of `zeros`; none by default."""
         return ()
 
@@ -109,11 +109,11 @@ class SummedMetrics(MetricAccumulator):
         """Add the sums of one batch; a batch without a target is left out: its mean loss is 0/0."""
         count = self.count(batch)
         if count:
-            batch_sums = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
+            batch_sums = [float(outputs.loss) * count, count, *self.sum_batch(outputs, batch)]
             self.sums = list(map(operator.add, self.sums, batch_sums))
 
     def partial(self) -> Sums:
-        """Return the sums: of the loss, of the targets, then those of `counted`."""
+        """Return the sums: of the loss, of the targets, then those of `sum_batch`."""
         return self.sums
 
     def merge(self, partials: Sequence[Sums]) -> None:
@@ -181,7 +181,7 @@ class TokenMetrics(SummedMetrics):
             return batch["labels"][:, 1:]
         return batch["labels"]
 
-    def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
+    def sum_batch(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
         """Count the right tokens, and sum the load-balancing loss over the targets."""
         labels = self._targets(batch)
         is_target = labels != IGNORED
@@ -211,6 +211,7 @@ def interleave(lists: Iterable[Iterable[Item]]) -> list[Item]:
         >>> interleave([["batch 0", "batch 2"], ["batch 1"]])
         ['batch 0', 'batch 1', 'batch 2']
     """
+    # `zip_longest` stands None in for what the shorter lists lack.
     items = chain.from_iterable(zip_longest(*lists))
     return [item for item in items if item is not None]
 
@@ -259,7 +260,7 @@ class EvaluationMetrics(MetricAccumulator):
         """
         has_loss = getattr(outputs, "loss", None) is not None
         if self.running.reads_loss and not has_loss and self.loss is not None:
-            outputs.loss = number_of(self.loss(outputs, batch), "the loss of the task")
+            outputs.loss = require_number(self.loss(outputs, batch), "the loss of the task")
         self.running.update(outputs, batch)
         if self.functions:
             self.batch_predictions.append(self.predictions(outputs, batch))
@@ -286,6 +287,7 @@ class EvaluationMetrics(MetricAccumulator):
         Raises:
             OptrunError: A registered metric fails, or returns no number.
         """
+        # Metrics that are summed batch by batch, such as the loss; the registered ones follow.
         values = self.running.compute() | dict.fromkeys(self.functions, math.nan)
         # An evaluation set without rows has no batch.
         if not self.functions or not self.batch_predictions:
@@ -330,7 +332,7 @@ def _load_metric(row: registry.Choice) -> MetricFunction:
     Whatever it raises becomes an OptrunError, and so does a result that is no number. A metric
     whose schema sets `WANTS_NUM_LABELS` gets the number of classes, too.
     """
-    function = row.load()
+    function = row.load()  # of predictions and labels to a number
     wants_num_labels = row.schema.WANTS_NUM_LABELS
 
     def compute(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
@@ -342,12 +344,12 @@ def _load_metric(row: registry.Choice) -> MetricFunction:
                 f"task.metrics: {row.name} failed on {len(labels):,} predictions:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        return number_of(value, f"task.metrics: {row.name}")
+        return require_number(value, f"task.metrics: {row.name}")
 
     return compute
 
 
-def number_of(value: Any, what: str) -> float:
+def require_number(value: Any, what: str) -> float:
     """Convert the result of a metric or loss to a float; NaN is accepted.
 
     Args:

@@ -15,7 +15,7 @@ from optrun.data.images import Images
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.task.base import ModelNeeds, Task
-from optrun.task.labels import label_config, row_classes
+from optrun.task.labels import label_config, read_classes
 
 
 class ImageClassification(Task):
@@ -44,7 +44,7 @@ class ImageClassification(Task):
         self.limits = []  # no text is truncated
         size = self.config.image_size
         self.prepare = tokenizer if size is None else tokenizer.resized(size)
-        self.labels, self.numbers = row_classes(source)
+        self.labels, self.labels_by_split = read_classes(source)
 
     def read(
         self,
@@ -56,7 +56,7 @@ class ImageClassification(Task):
     ) -> ExampleSource:
         """Read one example for each row; images stay encoded until a batch needs them."""
         column = image_column(source, split)
-        labels = self.numbers[split]
+        labels = self.labels_by_split[split]
         indices = chosen(len(split.rows), limit, seed=seed)
         if indices is not None:
             labels = labels[indices]

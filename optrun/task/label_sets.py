@@ -23,8 +23,8 @@ from optrun.task.labels import (
     class_names,
     head_or_row_classes,
     note_minus_one_labels,
+    read_label_lists,
     require_values,
-    row_label_lists,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def label_columns(source: Source, split: Split) -> list[str]:
     return list(names)
 
 
-def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
+def read_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Read the labels of each row of every split, any number of them.
 
     Returns:
@@ -79,11 +79,12 @@ def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     if source.columns is not None and source.columns.label_columns is not None:
         return _sets_of_columns(source)
 
-    # 2. A column with lists of labels: read them, find the classes, mark these.
+    # 2. A column with lists of labels: read them, find the classes, mark these with 1. The classes
+    # may be those of a checkpoint, of a pretrained head, or of the rows.
     lists: dict[Split, ColumnLabels] = {}
     for split in source.splits:
         column = label_column(source, split)
-        lists[split] = row_label_lists(split, column, _EXPECTED)
+        lists[split] = read_label_lists(split, column, _EXPECTED)
         note_minus_one_labels(source, split, column, lists[split])
     train_column = label_column(source, source.train)
     _refuse_indicators(source.train, train_column, lists[source.train])
@@ -134,6 +135,7 @@ def _indicators_of_lists(
     # Row and class number of each label, over all rows one after another: in the example the rows
     # 0, 2, 2 and the class numbers 0, 1, 0.
     rows = np.repeat(np.arange(len(indicators)), np.diff(offsets))
+    # The class number of each distinct label, in the order in which `lists.indices` counts them.
     number_of_name = class_numbers.numbers_of_names(split, lists)
     columns = number_of_name[lists.indices]
     indicators[rows, columns] = 1
@@ -141,7 +143,7 @@ def _indicators_of_lists(
 
 
 def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Read label sets from the columns of `data.label_columns`, see `row_label_sets`.
+    """Read label sets from the columns of `data.label_columns`, see `read_label_sets`.
 
     The labels are the names of the columns. With the classes of a checkpoint or of a pretrained
     head, a column is the class of its name; a class without a column is 0 in every row.
@@ -160,9 +162,9 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
 
     # 2. Or the classes are those of a model, and each column is one of them.
     if source.classes is not None or source.head_classes is not None:
+        # All columns are among these classes, perhaps by other names: no number is None.
         classes = _classes_of_columns(source, names)
         table = LabelTable(classes)
-        # `classes` has all columns: no number is None.
         column_of_class = {classes[table.class_number(name) or 0]: name for name in names}
         if len(column_of_class) < len(names):
             raise ConfigError(
@@ -171,7 +173,7 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
             )
         names = classes
 
-    # 3. Read the column of each class.
+    # 3. Read the column of each class; zeros for a class without a column.
     indicators = {}
     for split in source.splits:
         label_columns(source, split)  # marks them as read, refuses a missing one
@@ -252,7 +254,7 @@ class LabelSetMetrics(SummedMetrics):
         )
         self.labels = labels
 
-    def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
+    def sum_batch(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
         """Count examples with all labels right, and count by label, shape (3, labels).
 
         The three counts of a label are right, predicted and true ones.

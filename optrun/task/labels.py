@@ -98,7 +98,8 @@ def _label_indices(
         if declared and -1 in labels:
             raise _unlabelled_error(split, name, "-1", _count_of(split, name, -1))
 
-        # 3. Their names, and the indices of these; a new name gets the next index.
+        # 3. Their names, and the indices of these; a new name gets the next index, which is the
+        # number of names so far.
         indices = []
         for label in labels:
             if not isinstance(label, str):  # a text is its own name
@@ -153,7 +154,7 @@ class ColumnLabels(NamedTuple):
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
 
-def row_labels(split: Split, name: str) -> ColumnLabels:
+def read_labels(split: Split, name: str) -> ColumnLabels:
     """Read the label of each row; cached. Rows are read one after another.
 
     Raises:
@@ -163,9 +164,12 @@ def row_labels(split: Split, name: str) -> ColumnLabels:
 
     def read() -> dict[str, np.ndarray]:
         index_of: dict[str, int] = {}
+        # A row has one label here, so that the lists of its indices have one element each. Reading
+        # them fills `index_of`, whose keys are then the distinct labels in their order.
         one_index_each = chain.from_iterable(_label_indices(split, name, index_of))
         indices = np.fromiter(one_index_each, np.int32, len(split.rows))
-        # A `ClassLabel` has no such marks but -1, which is refused already.
+        # Refuse marks of unlabelled rows, and NA among numbers; in a stream NA passes. The names of
+        # a `ClassLabel` are classes, and its only mark, -1, was refused above.
         if not declared_names(split.rows.features[name]):
             labels = ColumnLabels(list(index_of), indices)
             _refuse_unlabelled(split, name, labels)
@@ -177,7 +181,7 @@ def row_labels(split: Split, name: str) -> ColumnLabels:
     return ColumnLabels(array_to_texts(arrays["names"]), arrays["indices"])
 
 
-def row_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
+def read_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
     """Read the labels of rows with lists of labels; cached.
 
     Args:
@@ -366,6 +370,7 @@ def head_or_row_classes(
         head_classes: Classes of the head by number.
     """
     table = LabelTable(head_classes)
+    # The class number of each label in the head; None: the head lacks it.
     numbers = {label: table.class_number(label) for label in names}
 
     # 1. The head lacks a label: it is redrawn for the classes of the rows.
@@ -531,12 +536,13 @@ class LabelTable:
         if folded in self._folded:
             return self._folded[folded]
 
-        # 2. By the number in the name of a class: "3" is "3 stars".
+        # 2. By the number in the name of a class: "3" is "3 stars". If names have numbers, a number
+        # that none has is no class: 0 is not the first of stars 1 to 5.
         value = _parse_number(label)
         if self._by_value and value is not None:
             return self._by_value.get(value)
 
-        # 3. By the number of the class: "1" and "LABEL_1".
+        # 3. By the number of the class, from 0: "1" and "LABEL_1".
         position = _BY_NUMBER.fullmatch(label.strip())
         if position is not None and int(position[1]) < self._count:
             return int(position[1])
@@ -602,7 +608,7 @@ class ClassNumbers:
         return np.array(numbers, dtype=np.int64)
 
 
-def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
+def read_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Return the classes, and the class number of each row of every split.
 
     All labels of a stream are read now, so that the classes are known before the first step; its
@@ -616,7 +622,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
     # 1. The labels of all splits, and the classes.
-    labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
+    labels = {split: read_labels(split, label_column(source, split)) for split in source.splits}
     names = class_names(source, label_column(source, source.train), labels)
     class_numbers = ClassNumbers(names, source)
 
@@ -624,6 +630,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     numbers = {}
     for split, column_labels in labels.items():
         note_minus_one_labels(source, split, label_column(source, split), column_labels)
+        # Shape (distinct labels,); indexed with the index of each row's label, shape (rows,).
         number_of_name = class_numbers.numbers_of_names(split, column_labels)
         if isinstance(split.rows, StreamRows):  # half of the memory, for very many rows
             number_of_name = number_of_name.astype(np.int32)
@@ -631,7 +638,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     return names, numbers
 
 
-def finite_numbers(split: Split, name: str) -> np.ndarray:
+def read_finite_numbers(split: Split, name: str) -> np.ndarray:
     """Read a column of finite numbers; cached.
 
     Returns:

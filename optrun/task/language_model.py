@@ -51,16 +51,17 @@ class LanguageModel(Task):
         """Read examples with `input_ids` alone: blocks, or one text each.
 
         Empty texts are left out; without packing also texts too short to predict a token, with a
-        note. The last, shorter block is dropped in training; evaluation reads it.
+        note. The last, shorter block is dropped in training; evaluation reads it. `limit` counts
+        blocks or texts, drawn with `seed`, see `Task.read`; a stream has no limit.
 
         Raises:
-            ConfigError: A split with rows but without a token to predict.
+            ConfigError: A split with rows but without a token to predict; not for a stream.
         """
         column = text_column(source, split)
         packing = self.config.packing
-        encoder, key = self._encoder(tokenizer)
+        encoder, key = self._encoder(tokenizer)  # a function of texts, and a digest of its settings
 
-        # 1. A stream is encoded when batches need its rows.
+        # 1. A stream: nothing is read now; its rows are encoded when batches need them.
         if isinstance(split.rows, StreamRows):
             filler = self.document_end_id
             if filler is None:
@@ -82,7 +83,8 @@ class LanguageModel(Task):
         examples: Examples | Selected = encoded
 
         # 3. Cut the joined ids into blocks; or leave out texts without a token to predict. The
-        # shortest has one token, and the end of the document or the special tokens around a text.
+        # shortest that stays has one token, and beside it the end of the document, or the special
+        # tokens around a text.
         if packing and len(encoded):
             examples = packed(encoded, self.max_length, keep_rest=split is not source.train)
         elif not packing:
@@ -115,7 +117,8 @@ class LanguageModel(Task):
         with `</s>`, encodes "a" to the ids of `<s>`, `a`, `</s>`; a masked one to those that its
         tokenizer gives, such as `[CLS]`, `a`, `[SEP]`.
         """
-        # 1. The ids around a text, and their texts.
+        # 1. The ids around a text: those of the tokenizer, but behind it the end of a document, if
+        # documents have one. And the same as strings, which a text may have already.
         end_id = self.document_end_id
         longest = None if self.config.packing else self.max_length
         before, after = ids_around_text(tokenizer)
@@ -124,7 +127,8 @@ class LanguageModel(Task):
         begin_token = added_begin_token(tokenizer)
         end_token = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
 
-        # 2. Who adds them: the tokenizer, or `encode_texts`, which then adds `start` and `end`.
+        # 2. Who adds them. Without an end of documents the tokenizer; `start` and `end` are empty.
+        # Else `encode_texts` adds these two to what the tokenizer returns without any.
         adds_special = end_id is None
         start = [] if adds_special else before
         end = [] if adds_special else after
@@ -133,9 +137,10 @@ class LanguageModel(Task):
             """Encode texts; truncate them to `longest` if `cut` is true."""
             # A begin or end token that a text has already is removed; "" removes nothing.
             batch = [text.removeprefix(begin_token).removesuffix(end_token) for text in texts]
-            if longest is None:
+            if longest is None:  # packing: no text is truncated, so each gets its end
                 rows = _whole_rows(batch, tokenizer, (before, after), adds_special=adds_special)
                 return {"input_ids": rows}
+            # `start` must fit, too; of `end` only what is left of `longest`.
             encoding = tokenize_rows(
                 tokenizer,
                 batch,
@@ -214,7 +219,8 @@ def _whole_rows(
     Returns:
         The ids of each text, in the order of the texts.
     """
-    # 1. Encode the texts that are not very long, in one call.
+    # 1. Encode the texts that are not very long (`is_long`: above 524,288 characters), in one call.
+    # Their rows are taken one by one in 2.
     before, after = around
     short_texts = [text for text in texts if not is_long(text)]
     short_rows = iter(encode_uncut(short_texts, tokenizer, special=adds_special))

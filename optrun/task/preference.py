@@ -210,7 +210,7 @@ class Preference(ChatTask):
         """Count the pairs of a batch."""
         return len(batch["input_ids"]) // 2
 
-    def sizes(self, batch: Batch) -> tuple[int, int]:
+    def count_tokens_and_examples(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of both answers with their prompts, and the pairs."""
         return int(batch["attention_mask"].sum()), self.count(batch)
 
@@ -349,6 +349,6 @@ class PairMetrics(SummedMetrics):
         super().__init__(task.count, ["loss", *MEASURES], *[0.0] * len(MEASURES))
         self.task = task
 
-    def counted(self, outputs: object, batch: Batch) -> list[float]:
+    def sum_batch(self, outputs: object, batch: Batch) -> list[float]:
         """Sum the quantities in `MEASURES` over the pairs of a batch."""
         return self.task.measure(outputs, batch).tolist()

@@ -73,7 +73,7 @@ class RetrievalMetrics(MetricAccumulator):
         self.embedded = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
-        """Compute the mean loss and the metrics of `retrieval`; NaN if there was no row.
+        """Compute the mean loss and the metrics of `score_retrieval`; NaN if there was no row.
 
         With negatives also accuracy: the share of them less similar to the query than its positive.
         """
@@ -84,7 +84,7 @@ class RetrievalMetrics(MetricAccumulator):
         texts = np.concatenate([batch_texts for _, batch_texts in self.embedded])
         values = {
             "loss": math.fsum(self.losses) / len(vectors),
-            **retrieval(vectors, texts, self.recall_at),
+            **score_retrieval(vectors, texts, self.recall_at),
         }
         if "accuracy" in self.names:
             # The cosine of each query with its positive, then with its negatives.
@@ -98,7 +98,9 @@ def _names(recall_at: Sequence[int]) -> list[str]:
     return [*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"]
 
 
-def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) -> dict[str, float]:
+def score_retrieval(
+    vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]
+) -> dict[str, float]:
     """Rank all documents for each query by cosine, and score the ranks of its positives.
 
     A query is a distinct first text, a document a distinct other text. The positives of a query are

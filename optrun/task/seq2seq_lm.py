@@ -108,9 +108,9 @@ class Seq2SeqLm(Task):
         inputs = encode_column(text_name, "text", self.max_length)
         return Joined(inputs, targets.renamed({"input_ids": "labels"}))
 
-    def sizes(self, batch: Batch) -> tuple[int, int]:
+    def count_tokens_and_examples(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of texts and targets without padding, and the examples."""
-        tokens, examples = super().sizes(batch)
+        tokens, examples = super().count_tokens_and_examples(batch)
         return tokens + self.count(batch), examples
 
     def running_metrics(self) -> MetricAccumulator:

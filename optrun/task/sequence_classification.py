@@ -20,8 +20,8 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task, model_inputs
 from optrun.task.evaluation import MetricAccumulator, PredictionsAndLabels
-from optrun.task.label_sets import LabelSetMetrics, label_columns, row_label_sets
-from optrun.task.labels import finite_numbers, label_config, note_minus_100, row_classes
+from optrun.task.label_sets import LabelSetMetrics, label_columns, read_label_sets
+from optrun.task.labels import label_config, note_minus_100, read_classes, read_finite_numbers
 from optrun.task.tokens import (
     NO_TOKEN,
     encode_rows,
@@ -55,7 +55,7 @@ class SequenceClassification(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Read the labels of all splits: class numbers, 0 and 1 by label, or numbers to predict.
 
-        Sets `numbers` by split; `labels`, unless numbers are to be predicted; and from
+        Sets `labels_by_split`; `labels`, unless numbers are to be predicted; and from
         `task.problem_type` `is_regression` and `has_label_sets`.
 
         Raises:
@@ -75,15 +75,16 @@ class SequenceClassification(Task):
 
         # 2. Read numbers, sets of labels, or one label for each row.
         if self.is_regression:
-            self.numbers = {
-                split: finite_numbers(split, label_column(source, split)) for split in source.splits
+            self.labels_by_split = {
+                split: read_finite_numbers(split, label_column(source, split))
+                for split in source.splits
             }
-            for split, numbers in self.numbers.items():
+            for split, numbers in self.labels_by_split.items():
                 note_minus_100(source, split, numbers)
         elif self.has_label_sets:
-            self.labels, self.numbers = row_label_sets(source)
+            self.labels, self.labels_by_split = read_label_sets(source)
         else:
-            self.labels, self.numbers = row_classes(source)
+            self.labels, self.labels_by_split = read_classes(source)
 
     def read(
         self,
@@ -102,7 +103,7 @@ class SequenceClassification(Task):
             ConfigError: A row without a single token.
         """
         columns = _text_columns(source, split)
-        labels = self.numbers[split]
+        labels = self.labels_by_split[split]
         if isinstance(split.rows, StreamRows):
             return self._stream(split.rows, columns, tokenizer, labels)
         indices = chosen(len(split.rows), limit, seed=seed)

@@ -28,7 +28,7 @@ from optrun.data.packing import SIZES, Packed
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.task.base import in_one_row, pad, pad_inputs
+from optrun.task.base import join_to_one_row, pad, pad_inputs
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritable_row_error
 from optrun.task.chat_task import ChatTask, marked_text, reason_for_no_target, row_kind
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
@@ -396,17 +396,17 @@ class Sft(ChatTask):
         labels[positions == 0] = IGNORED
         batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": positions}
         if self.one_row:
-            return in_one_row(batch, map(len, rows))
+            return join_to_one_row(batch, map(len, rows))
         return batch
 
-    def sizes(self, batch: Batch) -> tuple[int, int]:
+    def count_tokens_and_examples(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of a batch without padding, and its rows.
 
         In packed blocks the documents are counted instead of rows. Example: the positions
         [0, 1, 2, 0, 1, 0, 0] are two documents of 3 and 2 tokens and two padding tokens: (5, 2).
         """
         if "position_ids" not in batch:
-            return super().sizes(batch)
+            return super().count_tokens_and_examples(batch)
         # Each document has two tokens or more, so that exactly one is at position 1. At position 0
         # are the first token of each document, and padding.
         positions = batch["position_ids"]

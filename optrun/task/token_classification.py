@@ -27,7 +27,7 @@ from optrun.task.labels import (
     class_names,
     label_config,
     note_minus_one_labels,
-    row_label_lists,
+    read_label_lists,
 )
 from optrun.task.tokens import model_inputs_of, rows_key, tokenize_rows
 
@@ -83,7 +83,7 @@ class TokenClassification(Task):
         self.label_lists: dict[Split, ColumnLabels] = {}
         for split in source.splits:
             column = _labels_column(source, split)
-            self.label_lists[split] = row_label_lists(split, column, LABEL_OF_EACH_WORD)
+            self.label_lists[split] = read_label_lists(split, column, LABEL_OF_EACH_WORD)
             note_minus_one_labels(source, split, column, self.label_lists[split])
         train_column = _labels_column(source, source.train)
         self.labels = class_names(source, train_column, self.label_lists)
@@ -228,7 +228,7 @@ class WordMetrics(SummedMetrics):
         self.labels = labels
         self.whole_entities = whole_entities
 
-    def counted(
+    def sum_batch(
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
         """Count confusions of labels, shape (labels, labels), and entities.

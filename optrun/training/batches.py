@@ -42,17 +42,19 @@ class Batches:
         setup = self.setup
         world = setup.train_step.world
         beat(Phase.loading, setup.state.global_step)
-        # Several ranks agree to stop before the forward passes; none of them stops here alone.
+        # A process alone is interrupted by Stopped as soon as a signal arrives. Several ranks agree
+        # to stop before the forward passes; none of them stops here alone.
         with self.signal_handler.immediate() if world.size == 1 else nullcontext():
             # 1. Start the loader, at the first call and after `close`.
             if self._steps is None:
                 self.before_fork()
                 self._position = setup.state.position
+                # Yields this rank's micro-batches of each step from that position on.
                 self._steps = setup.train_loader.training(
                     setup.plan, self._position, world.rank, world.size
                 )
 
-            # 2. Wait for the step's micro-batches.
+            # 2. Wait for the step's micro-batches; raises if a worker dies or takes too long.
             with failures.waiting_for_workers(
                 setup.train_loader.workers, setup.config.dataloader_timeout
             ):
@@ -69,9 +71,10 @@ class Batches:
     def steps_before(self) -> int:
         """Count the optimizer steps before the step of the next fetch.
 
-        Fetching may be a step ahead of the counters of the state.
+        Fetching may be a step ahead of the counters of the state: by 1 if a step is pending.
         """
         state = self.setup.state
+        # `state.position` counts steps of data, which are more than those done after a rollback.
         return state.global_step + self._next_position() - state.position
 
     def _next_position(self) -> int:

@@ -105,11 +105,12 @@ class TrainingContext:
         if self.stop is not None or self.final:
             return
         reason = reason.encode(errors="backslashreplace").decode()  # it is written to files
-        # In the hooks of a step it ends with this step, else with the next one.
+        # The line of a step is written after `on_step` and `on_evaluate`. Before it, training ends
+        # with this step, else with the next one.
         last_step = self.global_step
         if self.step_finished:
             last_step += 1
-        if last_step < self.total_steps:
+        if last_step < self.total_steps:  # else it ends there without a request
             self.stop = StopRequest(self.caller, reason, last_step)
 
     def request_save(self) -> None:

@@ -118,6 +118,7 @@ class CheckpointManager:
         with during(Phase.saving):
             start = self.clock()
             random = random or RandomStates(self.setup.train_step.device)
+            # An earlier checkpoint may wait for its next try. There is no second buffer for it.
             if self._refused is not None:
                 self.note(
                     f"{step_name(self._refused.snapshot.global_step)} was never saved; "
@@ -133,7 +134,7 @@ class CheckpointManager:
 
         Those are the best ones, and the newest scheduled one if a rollback may return to it.
         """
-        keep = self._scheduled_on_disk()[:1] if self.keep_scheduled else []
+        keep = self._scheduled_on_disk()[:1] if self.keep_scheduled else []  # the newest
         ranked = self.ranking.ranked_steps(self.state)
         return SaveRequest(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
@@ -150,6 +151,7 @@ class CheckpointManager:
             self._submitted,
             *map(retention.step_of, checkpoint_folders(self.run)),
         }
+        # All evaluated steps, best first; of these the saved ones.
         ranked = [step for step in self.ranking.ranked_steps(self.state) if step in saved_steps]
         return present in ranked[: self.config.keep_best]
 
@@ -158,6 +160,7 @@ class CheckpointManager:
 
         Step 0 counts as one, also if `checkpoint.save_steps` is null, as in `last_scheduled`.
         """
+        # `checkpoint_folders` lists the newest first.
         steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
         return [step for step in steps if step == 0 or self.is_scheduled(step)]
 
@@ -173,7 +176,8 @@ class CheckpointManager:
             StorageError: The disk refused, also with `checkpoint.on_storage_error=continue`: there
                 may be no later try.
         """
-        # 1. Start a save, unless one of this step is running or complete.
+        # 1. Start a save, unless one of this step is running or complete. Nothing changes before it
+        # is written (`last`), so the state is not copied.
         if self._submitted != self.state.global_step:
             self.save(random, last=True)
         elif self._refused is not None:
@@ -184,7 +188,10 @@ class CheckpointManager:
         result = self._wait_for_result()
         if result is None:
             return
-        if result.error is not None and result.folder is None:  # no checkpoint is complete
+
+        # 3. Without a folder no checkpoint is complete: then an error ends the run. An error after
+        # the checkpoint was complete is only noted.
+        if result.error is not None and result.folder is None:
             raise result.error
         self._handle_result(result)
 
@@ -203,7 +210,7 @@ class CheckpointManager:
         """
         if together and self._submitted == self.state.global_step:
             return
-        # 1. A save that has ended.
+        # 1. A save that has ended. None: it is still running, or none was started.
         result = self._writer.result(wait=False)
         if result is not None:
             self._handle_result(result)
@@ -265,7 +272,8 @@ class CheckpointManager:
                 self.on_save(result.folder)
             return
 
-        # 2. Not the disk refused it.
+        # 2. It failed for another reason than the disk: a weight is not finite, before a rollback;
+        # or an error of the program.
         if isinstance(error, NonFiniteError) and self.keep_scheduled:
             self.note(f"{error} Training goes back at the next step.")
             return

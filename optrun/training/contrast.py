@@ -42,7 +42,7 @@ class ContrastStep(TrainStep):
     """Computes the vectors and the loss."""
 
     def _backward_all(
-        self, runs: list[NumberedBatch], step: GlobalStep, position: int
+        self, numbered_batches: list[NumberedBatch], step: GlobalStep, position: int
     ) -> list[torch.Tensor]:
         """Run every micro-batch forward for its vectors, then again for its gradient.
 
@@ -50,34 +50,37 @@ class ContrastStep(TrainStep):
             The share of each micro-batch in the loss of the step, shape () each.
         """
         if len(step.facts) == 1:
-            return super()._backward_all(runs, step, position)
+            return super()._backward_all(numbered_batches, step, position)
 
         # 1. Vectors of every micro-batch, without gradients.
         with torch.no_grad():
-            vectors = [self._vectors(run, position) for run in runs]
+            vectors = [self._compute_vectors(batch, position) for batch in numbered_batches]
 
         # 2. The loss over the vectors of all ranks, and its gradient by the vectors of each
         # micro-batch.
         loss, gradients = self._loss_and_gradients(vectors, len(step.facts))
 
-        # 3. Every micro-batch again, backpropagating the gradient of its vectors.
-        for at, (batch, number) in enumerate(runs, 1):
-            is_last = at == len(runs)
+        # 3. Every micro-batch again, backpropagating the gradient of its vectors; None for a
+        # repeated one, whose number is beyond the last, and which weighs 0.
+        for at, (batch, number) in enumerate(numbered_batches, 1):
+            is_last = at == len(numbered_batches)
             with self.gradient_sync(is_last):
                 self._backpropagate((batch, number), position, gradients.get(number))
-        return [loss * (step.weight_of(number) / step.total_weight) for _, number in runs]
+        return [
+            loss * (step.weight_of(number) / step.total_weight) for _, number in numbered_batches
+        ]
 
-    def _forward(self, run: NumberedBatch, position: int) -> tuple[Any, Batch]:
+    def _forward(self, numbered_batch: NumberedBatch, position: int) -> tuple[Any, Batch]:
         """Run a micro-batch forward with its own dropout; return outputs and the moved batch."""
-        batch, number = run
+        batch, number = numbered_batch
         self._seed(position, number)
         moved = self.to_device(batch)
         return self.forward(self.model, moved), moved
 
-    def _vectors(self, run: NumberedBatch, position: int) -> Batch:
+    def _compute_vectors(self, numbered_batch: NumberedBatch, position: int) -> Batch:
         """Compute the vectors of a micro-batch, with other tensors for the loss, such as scores."""
         with self.autocast():
-            outputs, moved = self._forward(run, position)
+            outputs, moved = self._forward(numbered_batch, position)
             other_tensors = {name: moved[name] for name in ASIDE if name in moved}
             return {_VECTORS: self.contrast.represent(outputs, moved), **other_tensors}
 
@@ -94,7 +97,8 @@ class ContrastStep(TrainStep):
             The loss of the step, shape (); and by number of each micro-batch, of all ranks, the
             gradient of the loss by its vectors, shape (batch, texts, width).
         """
-        # 1. Join the batches of all ranks to one.
+        # 1. Join the batches of all ranks to one, without the repeated ones. Objects are pickled
+        # on their way to other ranks, and a tensor of one rank's GPU is of no use on another.
         if self.world.size > 1:
             batches = [_to_cpu(batch) for batch in batches]
         gathered = interleave_ranks(self.world.gather_objects(batches), count)
@@ -108,23 +112,23 @@ class ContrastStep(TrainStep):
             loss = self.contrast.compare(vectors, step_batch)
         (gradient,) = torch.autograd.grad(loss, vectors)
 
-        # 3. Divide the gradient among the micro-batches.
+        # 3. Divide the gradient among the micro-batches, by their examples.
         gradients = gradient.split([len(batch[_VECTORS]) for batch in gathered])
         return loss.detach().float(), dict(enumerate(gradients))
 
     def _backpropagate(
-        self, run: NumberedBatch, position: int, gradient: torch.Tensor | None
+        self, numbered_batch: NumberedBatch, position: int, gradient: torch.Tensor | None
     ) -> None:
         """Run a micro-batch forward again, and backpropagate a gradient from its vectors.
 
         Args:
-            run: The micro-batch with its number.
+            numbered_batch: The micro-batch with its number.
             position: Steps of data used before, which seeds its dropout.
             gradient: Gradient of the loss by the vectors; None: the micro-batch is a repeated one,
                 and adds nothing.
         """
         with self.autocast():
-            outputs, moved = self._forward(run, position)
+            outputs, moved = self._forward(numbered_batch, position)
             if gradient is None:
                 loss = zero_loss(outputs)
             else:

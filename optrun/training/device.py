@@ -31,7 +31,7 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
-    # 3. A given device, which must exist here; `cuda` is `cuda:0`.
+    # 3. A given device, which must be one that torch knows, and exist here; `cuda` is `cuda:0`.
     try:
         device = torch.device(name)
     except RuntimeError as error:

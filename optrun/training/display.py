@@ -177,7 +177,7 @@ def plain_line(
         if isinstance(value, int | float):
             columns.append(f"{name} {_figure(name, value)}")
     while width is not None and len("  ".join(columns)) > width:
-        columns.pop()
+        columns.pop()  # the last one
     return "  ".join(columns)
 
 

@@ -135,7 +135,8 @@ class Evaluator:
             return False
         if setup.config.eval_steps:
             return step % setup.config.eval_steps == 0
-        # Steps of data that the plan is ahead of `step`, after the batch size was changed.
+        # The end of an epoch is where the plan of the data is. After the batch size was changed, it
+        # is some steps of data ahead of `step`.
         shift = setup.state.data_shift
         return (step + shift) % setup.plan.steps_per_epoch == 0
 
@@ -194,7 +195,7 @@ class Evaluator:
             before: Number of batches of earlier sets.
             total: Number of batches of all sets.
         """
-        workers = self.setup.train_loader.workers
+        workers = self.setup.train_loader.workers  # the same for every loader
         for done in itertools.count(before):
             self.progress(done, total)
             beat(Phase.evaluating, self.setup.state.global_step)
@@ -210,7 +211,7 @@ class Evaluator:
             if batch is None:
                 return
 
-            # 2. Between two batches all ranks agree whether to go on.
+            # 2. Between two batches all ranks agree whether to go on; raises Stopped if not.
             self._stop_if_signalled()
             yield batch
 

@@ -42,15 +42,16 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
 
     # 1. Set an alarm. Its handler interrupts the block wherever it waits.
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        # torch's handler of SIGCHLD would raise for each worker that is killed here
+        # Its own handler of SIGCHLD would raise for each worker that is killed here.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         kill_workers()
         raise LoaderTimeout
 
     handler_before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0))  # 0 sets none
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # 0 sets none
 
-    # 2. Run the block. A worker that dies while it hands a tensor over breaks its socket.
+    # 2. Run the block. If a worker dies, torch's handler of SIGCHLD raises RuntimeError in it. If
+    # it dies while it hands a tensor over, the broken socket may raise first.
     try:
         with _torch_raises_on_worker_exit():
             yield
@@ -73,14 +74,12 @@ _sigchld_of_torch: Callable[[int, FrameType | None], object] | None = None
 
 @contextmanager
 def _torch_raises_on_worker_exit() -> Iterator[None]:
-    """Install torch's handler for the exit of a worker in the block only.
+    """Limit torch's handler for the exit of a worker to the block.
 
-    `torch.utils.data._utils.signal_handling._set_SIGCHLD_handler`, which the first DataLoader with
-    workers calls, raises RuntimeError from the handler of SIGCHLD, wherever the main thread is at
-    that moment (its NOTE [ Signal handling in multiprocessing data loading ]). A lock that is just
-    being taken is then never released (bpo-29988), and the process hangs instead of ending. So the
-    handler is installed only while a batch is awaited, and is called once for workers that died
-    before. Its first installation happens in the block, and is noticed at its end.
+    torch would leave it installed: it raises RuntimeError wherever the main thread is when a worker
+    exits. If that is where a lock is being taken, the lock is never released (bpo-29988), and the
+    process hangs instead of ending. See NOTE [ Signal handling in multiprocessing data loading ]
+    and `_set_SIGCHLD_handler` in `torch.utils.data._utils.signal_handling`.
 
     Raises:
         RuntimeError: torch's, for a worker that exited in the block or before it.
@@ -88,14 +87,19 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
     global _sigchld_of_torch
     handler_before = signal.getsignal(signal.SIGCHLD)
     try:
+        # 1. Install it, and call it once for workers that exited since the last block, when nobody
+        # handled their signals. None in the first block: the first DataLoader with workers, which
+        # is started in it, installs the handler.
         if _sigchld_of_torch is not None:
             signal.signal(signal.SIGCHLD, _sigchld_of_torch)
-            _sigchld_of_torch(signal.SIGCHLD, None)  # raises if a worker died since the last block
+            _sigchld_of_torch(signal.SIGCHLD, None)
         yield
     finally:
+        # 2. Remember the handler that is there now, for the next block: it is torch's, unless no
+        # DataLoader was started. Then put back the one from before.
         handler_now = signal.getsignal(signal.SIGCHLD)
         if handler_now is not handler_before and callable(handler_now):
-            _sigchld_of_torch = handler_now  # torch has installed it in this block
+            _sigchld_of_torch = handler_now
         signal.signal(signal.SIGCHLD, handler_before)
 
 
@@ -116,7 +120,7 @@ def explain_worker_failure(
     try:
         yield
     except (RuntimeError, LoaderTimeout) as error:
-        death_message = _worker_death_message(error)
+        death_message = _worker_death_message(error)  # torch's; None: no worker died
         if _timed_out(error):
             problem = "no loader worker has answered in time (training.dataloader_timeout)"
         elif death_message is not None:
@@ -144,7 +148,7 @@ def _worker_death_message(error: BaseException | None) -> str | None:
                 return text
             if "exited" in text:
                 exit_message = exit_message or text
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or error.__context__  # the error before it
     return exit_message
 
 

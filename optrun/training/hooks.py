@@ -140,8 +140,8 @@ class Hooks:
         it had not ended. Sets `training.final`. Later calls do nothing.
         """
         if not self.training.final:
-            self._final_state = self.state_dict()
-            self.training.final = True
+            self._final_state = self.state_dict()  # what `state_dict` returns from here on
+            self.training.final = True  # `request_stop` does nothing then
 
     # State
     # ----------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Hooks:
             Exception: An error that is not deferred.
         """
         for key, component in self._components_with[hook]:
-            is_callback = key in self.callbacks
+            is_callback = key in self.callbacks  # the user's; other components are optrun's
             hook_args = args
             if is_callback and of_callbacks is not None:
                 hook_args = (of_callbacks,)
@@ -208,13 +208,13 @@ class Hooks:
 
     def _call_one(self, key: str, component: object, hook: str, *args: object) -> None:
         """Call a hook of one component; guard the run's states against a user's callback."""
-        # 1. A callback.
+        # 1. A callback. An error of it becomes an OptrunError that names it.
         if key in self.callbacks:
             with self._restoring_states(), self._naming_callback(key, hook):
                 getattr(component, hook)(self.training, *args)
             return
 
-        # 2. A component of optrun.
+        # 2. A component of optrun. `request_stop` records the caller.
         self.training.caller = key
         try:
             getattr(component, hook)(self.training, *args)

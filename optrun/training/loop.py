@@ -138,23 +138,24 @@ class Loop:
 
         # 1. Before the first step of this start.
         self.hooks.on_train_begin()
-        if state.is_before_first_step:
+        if state.is_before_first_step:  # of the whole run, and not evaluated yet
             self._evaluate_before_training()
         if state.global_step < self.end:  # the run had ended earlier, and is prolonged
             state.drop_end_results()
         if self.setup.config.on_nonfinite is OnNonfinite.rollback and state.global_step == 0:
             self.checkpoints.save()  # a checkpoint for a rollback of the first steps
         if state.unfinished:  # an earlier start was stopped between a step and its evaluation
-            self._finish_step()
+            self._evaluate_log_and_save()
 
-        # 2. The steps.
+        # 2. The steps. A request to stop raises StoppedEarly. After the last step there is nothing
+        # to stop; the last step is never left pending.
         while state.global_step < self.end:
             self.saving.stop_if_requested(before_step=True)
             self._step()
             if state.global_step < self.end:
                 self.saving.stop_if_requested()
 
-        # 3. The end: of the run, or at `stop_at`.
+        # 3. The end: of the run, by a callback's request, or at `stop_at`, which alone is an error.
         if self.checkpoints.enabled:
             self.checkpoints.save_now()
         stop = self.training.stop
@@ -197,8 +198,8 @@ class Loop:
         state = self.state
         train_step = self.setup.train_step
 
-        # 0. Fetch the data, and agree on requests with the other ranks. The state counts a step
-        # only when its result is read.
+        # 0. Fetch the data, and exchange facts and requests with the other ranks. The state counts
+        # a step when its result is read, so a pending one is not in `state.position` yet.
         micro_batches = self._fetch()
         pending_steps = 0 if self._pending is None else 1
         position = state.position + pending_steps
@@ -207,36 +208,39 @@ class Loop:
         )
         self.training.save_requested |= step.requests.save
         if step.requests.stop:
-            self.saving.stop(step.requests.stop)  # always raises
+            self.saving.save_and_stop(step.requests.stop)  # raises, after the pending step
+
+        # A step that is never pending. If the one before it was repeated, its data are dropped.
         if self.reason_to_wait is not None or step.total_weight == 0:
             was_repeated = self._finish_pending_step()
             if not was_repeated:
                 self._step_and_wait(micro_batches, step)
             return
 
-        # 1. Forward and backward.
+        # 1. Forward and backward, up to clipping.
         beat(Phase.training)
         try:
             steps_done = state.global_step + pending_steps
             with failures.explain_out_of_memory(steps_done, micro_batches):
-                pending = train_step.compute(micro_batches, step, position)
+                pending = train_step.compute_gradients(micro_batches, step, position)
         except (Exception, SystemExit):
             if train_step.world.size == 1:  # other ranks would have to take part
                 self._finish_pending_step()  # its error, if it has one, came first
             raise
 
-        # 2. The result of the step before.
+        # 2. The result of the step before. The new gradients are worthless if it was repeated.
         was_repeated = self._finish_pending_step()
         if was_repeated:
             return
 
-        # 3. The update. The scheduler will change the learning rates, so they are noted before.
+        # 3. The update, which the device leaves out if loss or norm is not finite. The scheduler
+        # changes the learning rates when the result is read, so they are noted before.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         train_step.start_update(pending)
         self._pending = (pending, micro_batches)
         if self._must_read_result_of(state.global_step + 1):
             # Do not leave it pending. An evaluation or a save needs the memory of the gradients,
-            # which the next step would drop otherwise.
+            # which the next step would drop otherwise; and now none come after it to be dropped.
             train_step.optimizer.zero_grad(set_to_none=True)
             self._finish_pending_step()
 
@@ -270,8 +274,8 @@ class Loop:
         train_step = self.setup.train_step
 
         # 1. The usual case: the update is valid.
-        if pending.is_finite:
-            train_step.confirm_update()
+        if pending.is_finite:  # waits for the device
+            train_step.confirm_update()  # steps the schedule
             self._record_step(train_step.read_result(pending), pending.step, micro_batches)
             return False
 
@@ -325,26 +329,29 @@ class Loop:
         """
         train_step = self.setup.train_step
 
-        # 1. Undo a step that is not finite, if that is the policy.
+        # 1. A step that is not finite: the policy may end the run here, with an error; or describe
+        # a step to undo. None: the step is finite, or counts as one without an update.
         nonfinite = self.divergence.apply_policy(result, micro_batches, states_before)
         if nonfinite is not None:
             self._roll_back(nonfinite)
             return
 
         # 2. Count the step. From here on weights and `global_step` agree, so a checkpoint may be
-        # saved. If this start ends before `_finish_step` is done, the next one begins with that.
+        # saved. If this start ends before `_evaluate_log_and_save` is done, the next one begins
+        # with that.
         self.progress.count(result, step.facts)
         train_step.has_uncounted_update = False
         self.state.unfinished = True
 
-        # 3. Show it to the hooks, while its gradients are still there.
+        # 3. Show it to the hooks, while its gradients are still there. They may request a save or a
+        # stop.
         self.hooks.on_step(result)
         self._agree_on_requests()
         if drop_gradients:
             train_step.optimizer.zero_grad(set_to_none=True)
 
         # 4. Evaluate, log, and start to save.
-        self._finish_step()
+        self._evaluate_log_and_save()
 
         # 5. Look whether an earlier save has ended. Last, for a failed one may raise: the step is
         # recorded then. All ranks must see the same result, so they look only if the exchange
@@ -397,7 +404,7 @@ class Loop:
     # What follows a step
     # ----------------------------------------------------------------------------------------
 
-    def _finish_step(self) -> None:
+    def _evaluate_log_and_save(self) -> None:
         """Evaluate, log and save after a step, each if due; everything is due after the last step.
 
         The state also keeps the results without those that only the end of the run produced: if the
@@ -416,13 +423,14 @@ class Loop:
         evaluation_due = self.evaluator.due(state.global_step)
         line_due = state.global_step % self.setup.config.logging_steps == 0
 
-        # 1. Evaluate.
+        # 1. Evaluate, also at the end. Copy first what a prolonged run needs as it is now.
         evaluate = evaluation_due or state.global_step >= self.end
         values_before_end = state.copy_before_end(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
         last = state.global_step >= self.end  # again: a hook may have requested to stop
 
-        # 2. Compute the metrics of training since the last line, and begin to count anew.
+        # 2. Compute the metrics of training since the last line, and begin to count anew. There are
+        # none if no step since then had a finite loss.
         record: dict[str, float] = {}
         counters_of_line: PlainDict = {}
         if line_due or last:
@@ -443,15 +451,16 @@ class Loop:
             self._log(record, unscheduled)
         self.training.step_finished = True
 
-        # 4. Keep the values and counters with which a prolonged run continues.
+        # 4. Keep the values with which a prolonged run continues: those from before, and metrics
+        # that were due. Its next line counts from the last line that was due.
         if unscheduled:
             values_before_end["last"] |= _without_prefixes(record, unscheduled)
             state.without_end = values_before_end
         if last and not line_due:
-            vars(state).update(counters_of_line)
+            vars(state).update(counters_of_line)  # puts back what step 2 emptied
         state.unfinished = False
 
-        # 5. Save.
+        # 5. Save. An error of a callback ends the run, which saves this step then.
         if self.hooks.failure is not None:
             raise self.hooks.failure
         self.saving.save_if_due(last=last, evaluated=evaluate)
@@ -476,12 +485,12 @@ class Loop:
         if not metrics:
             return {}
 
-        # 2. Pass them on.
+        # 2. Pass them on: to the best values, to a schedule that watches a metric, to the hooks.
         remember_best(self.state, self.setup.ranking, metrics)
         scheduler = self.setup.train_step.scheduler
         if due and scheduler.metric is not None:
             scheduler.observe(metrics[scheduler.metric])
-        if not due:
+        if not due:  # checkpoints keep the states from before, for a run that is prolonged
             self.hooks.freeze_states()
         self.hooks.on_evaluate(metrics)
         self._agree_on_requests()
@@ -499,8 +508,10 @@ class Loop:
         self._before_fork()
         try:
             return self.evaluator(trained=trained)
-        except Stopped as stopped:  # by a signal to another rank, or to this process
-            self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
+        except Stopped as stopped:
+            # The signal that another rank received, else that of this process; -1: the time budget.
+            # It saves the step, and raises StoppedEarly.
+            self.saving.save_and_stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
         """Pass a line of metrics to the hooks, and record its metrics as the last ones.
@@ -525,6 +536,8 @@ class Loop:
         if unscheduled:
             record["unscheduled"] = unscheduled
         state.last.update(metrics)
+
+        # Callbacks see what a run without an end here would show them.
         callback_record = _without_prefixes(record, unscheduled)
         has_metric = bool(callback_record.keys() & metrics.keys())
         if not has_metric:  # the whole line exists only because the run ends

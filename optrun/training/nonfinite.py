@@ -47,7 +47,8 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     state = setup.state
     world = setup.train_step.world
 
-    # 1. Find what is not finite: gradients and weights on any rank, losses of micro-batches.
+    # 1. Find what is not finite: the names of gradients and weights on any rank, the numbers of
+    # micro-batches from 0.
     parameters = dict(setup.model.named_parameters())
     gradients = {}
     for name, param in parameters.items():
@@ -57,7 +58,8 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     bad_weights = world.merge_names(_nonfinite_names(parameters))
     bad_losses = [number for number, loss in enumerate(result.losses) if not math.isfinite(loss)]
 
-    # 2. Write the message. `examples` has the numbers of the examples of each micro-batch.
+    # 2. Write the message. The plan has a list for each micro-batch of the step at the present
+    # position, with the epoch and the number of each example; `examples` has the numbers.
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
     first_examples = list(chain.from_iterable(examples))[:8]
@@ -69,11 +71,11 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     elif bad_gradients:
         message += f" The loss is finite; first such gradient: {bad_gradients[0]}."
     scaler = setup.train_step.scaler
-    scale = float(scaler.get_scale()) if scaler.is_enabled() else None
+    scale = float(scaler.get_scale()) if scaler.is_enabled() else None  # None without fp16
     if scale is not None and scale < 1:
         message += f" The loss scale is {scale:g} already; a lower one would not help."
 
-    # 3. Collect the values of the report.
+    # 3. Collect the values of the report, `report.json`.
     epoch, _ = setup.plan.locate(state.position)
     values = {
         "step": state.global_step + 1,

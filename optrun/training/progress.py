@@ -64,11 +64,13 @@ class Progress:
             state.samples += fact.samples
             self.tokens += fact.tokens
             self.samples += fact.samples
+        # Of earlier starts, and since this one began to train.
         state.seconds = self._seconds_before + self.clock() - self._training_begun
         if not result.finite:
             return
 
-        # 2. Loss and gradient norm.
+        # 2. Loss and gradient norm. The weight is the number of tokens or examples that the loss is
+        # a mean over, so that the mean of a line weighs all of them alike.
         state.window_loss += result.loss * result.weight
         state.window_weight += result.weight
         state.grad_norm = result.grad_norm
@@ -93,7 +95,7 @@ class Progress:
         state = self.setup.state
         values = {
             "train/loss": state.window_loss / state.window_weight,
-            "train/grad_norm": state.grad_norm,
+            "train/grad_norm": state.grad_norm,  # of the last step
             "train/grad_norm_max": max(state.window_grad_norm, state.grad_norm),
             **{
                 f"train/{name}": total / state.window_weight
@@ -107,7 +109,7 @@ class Progress:
         if state.rollbacks:
             values["train/rollbacks"] = state.rollbacks
 
-        # Rates of this interval; without the one that the task does not count, such as of tokens.
+        # Rates since the last line; without tokens for a task that has none, such as on images.
         seconds = max(self.clock() - self.begun, 1e-9)
         if self.tokens:
             values["perf/tokens_per_second"] = self.tokens / seconds

@@ -54,7 +54,7 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
     # 1. The best evaluation of each metric.
     for name, value in values.items():
         evaluation: Best = {"value": value, "step": step, "tied": 1}
-        loss_name = loss_beside(name)
+        loss_name = loss_beside(name)  # that of the same evaluation set: `eval/loss`
         if loss_name in values:
             evaluation["loss"] = values[loss_name]
         state.best[name] = _better_of(state.best.get(name), evaluation, best_mode(name, ranking))
@@ -81,7 +81,7 @@ def _better_of(best: Best | None, new: Best, mode: str) -> Best:
     """
     if best is None or math.isnan(best["value"]):
         return new
-    # Rank the two steps.
+    # Rank the two steps. A missing loss, NaN, decides nothing.
     by_step = {best["step"]: best, new["step"]: new}
     values = {step: evaluation["value"] for step, evaluation in by_step.items()}
     losses = {step: evaluation.get("loss", math.nan) for step, evaluation in by_step.items()}
@@ -111,6 +111,7 @@ def set_ranking_metric(state: TrainState, ranking: Ranking) -> str | None:
         return None
     metric, mode = before.rsplit(" ", 1)
     old = Ranking(metric, mode)
+    # Keep the best values whose better direction is the same: "best" still means what it did.
     state.best = {
         name: best
         for name, best in state.best.items()

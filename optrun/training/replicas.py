@@ -43,7 +43,7 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
     first_rank_of_shard: dict[tuple[int, ...], int] = {}
     ranks = world.gather_objects((shard, socket.gethostname(), sums))
     for rank, (rank_shard, host, rank_sums) in enumerate(ranks):
-        first = first_rank_of_shard.setdefault(tuple(rank_shard), rank)
+        first = first_rank_of_shard.setdefault(tuple(rank_shard), rank)  # this one, if it is new
         _, first_host, first_sums = ranks[first]
         different = [name for name in first_sums if rank_sums.get(name) != first_sums[name]]
         if different:
@@ -80,9 +80,10 @@ def _bit_sums(tensors: list[torch.Tensor]) -> list[int]:
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         local = local.reshape(-1)
+        # No integer is as wide as a complex number: read it as its real and imaginary parts.
         if local.is_complex():
             local = torch.view_as_real(local).reshape(-1)
         sums.append(local.view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64))
-    if sums:
+    if sums:  # `stack` refuses none
         return [int(value) for value in torch.stack(sums).tolist()]
     return []

@@ -68,13 +68,15 @@ class Saving:
             OptrunError: Ranks have different weights.
             StorageError: As `CheckpointManager.save`.
         """
-        # 1. Take the request of a signal or callback. (Several ranks exchanged it before the step.)
+        # 1. Take the request of a signal or callback, which is cleared, also if nothing is saved.
+        # (Several ranks exchanged that of a signal before the step.)
         if self.world.size == 1:
             self.training.save_requested |= self.signal_handler.take_save_request()
         is_requested = self.training.save_requested
         self.training.save_requested = False
 
-        # 2. Decide; rank 0 has the checkpoints to compare with.
+        # 2. Decide. Whether the step is among the best is looked up on rank 0, which deletes old
+        # checkpoints; the others get its answer.
         checkpoints = self.checkpoints
         step = self.state.global_step
         if not checkpoints.enabled:
@@ -88,7 +90,7 @@ class Saving:
             start = self.progress.clock()
             beat(Phase.saving, step)
             refuse_different_weights(self.setup.model, self.world, step)
-            checkpoints.save(last=last)
+            checkpoints.save(last=last)  # copies the state, and returns before it is written
             self.progress.exclude_seconds(self.progress.clock() - start)
 
     def save_what_is_done(self) -> None:
@@ -104,7 +106,7 @@ class Saving:
         # not know of the error.
         if self.world.size > 1:
             return
-        self.finish_pending_step()
+        self.finish_pending_step()  # may count one more step
         step = self.state.global_step
         if step == self._first_step or not self.checkpoints.enabled:
             return
@@ -129,20 +131,20 @@ class Saving:
                 at least one step.
 
         Raises:
-            StoppedEarly: As `stop`.
+            StoppedEarly: As `save_and_stop`.
         """
         if self.world.size > 1:
             return  # several ranks agree on it before the next step's forward passes
         received = self.signal_handler.stop_signal
         if received is not None or (self._time_is_spent() and not before_step):
-            self.stop(received or -1)
+            self.save_and_stop(received or -1)  # -1: the time budget
 
     def _time_is_spent(self) -> bool:
         """Tell whether `training.max_seconds` have passed since the start; never if it is null."""
         budget = self.setup.config.max_seconds
         return budget is not None and self.progress.clock() - self.started >= budget
 
-    def stop(self, request: int) -> NoReturn:
+    def save_and_stop(self, request: int) -> NoReturn:
         """Save the last finished step, and end the run.
 
         Before the first step there is nothing to save: a resume starts again. With
@@ -157,7 +159,7 @@ class Saving:
             StorageError: The save was refused.
             OptrunError: Ranks have different weights.
         """
-        self.finish_pending_step()
+        self.finish_pending_step()  # may count one more step
         step = self.state.global_step
         run_dir = self.training.run_dir
         resume_command = self.training.command(f"resume={run_dir}")

@@ -227,16 +227,16 @@ class RandomStates:
         Raises:
             Exception: Whatever a generator raises for an invalid state.
         """
-        unpacked = cls(device)
+        unpacked = cls(device)  # the present states, which are replaced one by one
 
-        # Python
+        # 1. Python. `setstate` on a new generator raises for a state that is damaged.
         version, key, gauss_next = states["python"]
         if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
             raise TypeError(f"python: {gauss_next!r} is no number that comes next")
         unpacked._python = (version, tuple(key), gauss_next)
         random.Random().setstate(unpacked._python)
 
-        # NumPy
+        # 2. NumPy: the position in the key is where the next number is taken from.
         legacy = states["numpy"]
         if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read outside its memory
             raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
@@ -248,7 +248,7 @@ class RandomStates:
         }
         np.random.RandomState().set_state(unpacked._numpy)
 
-        # torch, and the device. A state of CUDA or MPS cannot be tried on a machine without it.
+        # 3. torch, and the device. A state of CUDA or MPS cannot be tried on a machine without it.
         for name in ("torch", "cuda", "mps"):
             if name in states:
                 unpacked._torch[name] = _unpack(states[name])

@@ -261,7 +261,7 @@ class TrainStep(Precision):
     """Computes the mean loss, shape (), from the model's output and the batch."""
     seed: int | None = 0
     """Seed of dropout; None: the present states of the generators are used."""
-    sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0)  # noqa: ARG005
+    count_tokens_and_examples: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0)  # noqa: ARG005
     """Tokens and examples of a batch."""
     world: World = ALONE
     """The ranks that share each step."""
@@ -299,15 +299,15 @@ class TrainStep(Precision):
         If one of them is not finite, nothing is updated.
 
         Args:
-            micro_batches: As for `compute`.
-            step: As for `compute`.
-            position: As for `compute`.
+            micro_batches: As for `compute_gradients`.
+            step: As for `compute_gradients`.
+            position: As for `compute_gradients`.
 
         Returns:
             The result, the same on every rank; the caller handles one that is not finite.
         """
         self._scaler_state = None  # this step changes the scaler, and so outdates the copy
-        result = self.read_result(self.compute(micro_batches, step, position))
+        result = self.read_result(self.compute_gradients(micro_batches, step, position))
         self._seed(position, -1)  # an optimizer that draws random numbers: the same on all ranks
         if result.finite:
             self.has_uncounted_update = True
@@ -322,14 +322,13 @@ class TrainStep(Precision):
             self.scheduler.step()
         return result
 
-    def compute(
+    def compute_gradients(
         self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
     ) -> PendingStep:
         """Run a step up to its update: forward, backward, clip. Nothing waits for the device.
 
-        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples),
-        over all ranks, so that k micro-batches give the gradient of one big batch wherever they
-        run. Each draws its dropout from a seed of its own.
+        The gradient is that of one big batch, however the step is divided into micro-batches and
+        ranks: each mean loss is weighted by its share of the step's tokens or examples.
 
         Args:
             micro_batches: Micro-batches of this rank, as collated, on the CPU.
@@ -340,26 +339,29 @@ class TrainStep(Precision):
             The step, with gradients in the parameters' `grad`. If no micro-batch has a target,
             nothing runs, old gradients stay, and the values are a single NaN.
         """
+        # `step` has the weight of each micro-batch over all ranks, and the numbers of those here.
         step = step or self.exchange(micro_batches, Requests(), len(micro_batches))
-        self._clear_sums()
+        self._clear_sums()  # left by a step that an error interrupted
         if step.total_weight == 0:  # the mean over no target is 0/0
             return PendingStep(step, position, [], torch.tensor([math.nan]), HostCopy([]))
         self.optimizer.zero_grad(set_to_none=True)
 
-        # 1. Forward and backward. Every rank takes part in every forward pass; a process alone
-        # leaves out micro-batches without a target.
-        runs = []
+        # 1. Forward and backward, which give one loss share of shape () for each micro-batch. A
+        # process alone leaves out micro-batches without a target. Several ranks wait for each other
+        # in every pass, so each runs all of its micro-batches, those without a target at weight 0.
+        numbered_batches = []
         for batch, number in zip(micro_batches, step.numbers, strict=True):
             if self.world.size > 1 or step.weight_of(number):
-                runs.append((batch, number))
-        loss_shares = self._backward_all(runs, step, position)
+                numbered_batches.append((batch, number))
+        loss_shares = self._backward_all(numbered_batches, step, position)
 
-        # 2. Clip.
+        # 2. Clip. The norm is that before clipping; without fp16 the scaler does nothing.
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
 
-        # 3. Start to copy the results to the host, those of all ranks: loss shares and gradient
-        # norm; sums by source, if there are sources; sums of measures, if something is measured.
+        # 3. Start to copy the results to the host; `read_result` reads them in this order: loss
+        # shares and gradient norm; sums by source, if there are sources; sums of measures, if
+        # something is measured. With several ranks each tensor gets a row for each rank.
         values = torch.stack([*loss_shares, grad_norm.to(loss_shares[0].device)])
         tensors = [values]
         if self.by_source is not None:
@@ -368,7 +370,7 @@ class TrainStep(Precision):
             tensors.append(self._measures.pop())
         if self.world.size > 1:
             tensors = [self.world.gather_tensors(tensor.to(values.device)) for tensor in tensors]
-        numbers = [number for _, number in runs]
+        numbers = [number for _, number in numbered_batches]
         return PendingStep(step, position, numbers, tensors[0], HostCopy(tensors))
 
     def start_update(self, pending: PendingStep) -> None:
@@ -377,11 +379,13 @@ class TrainStep(Precision):
         If they are not, weights and optimizer state stay as they are. Only the counters on the host
         are ahead then: the caller calls `confirm_update` or `revert_update` once it has read them.
         """
-        assert self.guard is not None
-        self._seed(pending.position, -1)
+        assert self.guard is not None  # the caller has asked `reason_to_wait`
+        self._seed(pending.position, -1)  # of an optimizer that draws random numbers
         self.has_uncounted_update = True
         self.guard.step(pending.values)  # on the device: steps only if all values are finite
-        if self.scaler.is_enabled():
+        if self.scaler.is_enabled():  # fp16
+            # The state before `update`, for `revert_update`. Reading it waits for the device, so
+            # `confirm_update` keeps this copy up to date as long as it can.
             if self._scaler_state is None:
                 self._scaler_state = self.scaler.state_dict()
             self.scaler.update()
@@ -389,17 +393,16 @@ class TrainStep(Precision):
     def confirm_update(self) -> None:
         """Step the schedule, and the host's copy of the scaler's counters, after a valid update.
 
-        After finite gradients `GradScaler.update` counts one more step on the device, and at
-        `growth_interval` of them it raises the scale and begins to count anew. The copy counts
-        along, so that `start_update` need not wait for the device to read the state; when the scale
-        is raised the copy is dropped, and read again. Without fp16 there is no copy.
+        With fp16 `GradScaler.update` has counted the step on the device, and the copy is brought up
+        to date without reading it. Example with `growth_interval` 2000: the copy counts 1 to 1999
+        along; with step 2000 the device raises the scale, and the copy is dropped.
         """
         self.scheduler.step()
         state = self._scaler_state
-        if state is not None:
-            state["_growth_tracker"] += 1
+        if state is not None:  # None without fp16
+            state["_growth_tracker"] += 1  # consecutive steps with finite gradients
             if state["_growth_tracker"] == state["growth_interval"]:
-                self._scaler_state = None  # the device has raised the scale
+                self._scaler_state = None  # `start_update` reads the new scale and a count of 0
 
     def revert_update(self) -> None:
         """Restore the counters of optimizer and scaler after an update that the device left out.
@@ -408,11 +411,12 @@ class TrainStep(Precision):
         the step can be repeated.
         """
         assert self.guard is not None
-        self.guard.take_back()
-        if self._scaler_state is not None:
-            # `compute` may have unscaled the gradients of the next step already. The scaler refuses
-            # to unscale twice, and only `update` clears its record of it.
+        self.guard.take_back()  # restores the step counts of the optimizer
+        if self._scaler_state is not None:  # None without fp16
+            # 1. Let it unscale again: `compute_gradients` may have unscaled the gradients of the
+            # next step already, the scaler refuses to do it twice, and only `update` clears that.
             self.scaler.update(self._scaler_state["scale"])
+            # 2. Undo the `update` of `start_update`.
             self.scaler.load_state_dict(self._scaler_state)
         self.has_uncounted_update = False
 
@@ -423,8 +427,9 @@ class TrainStep(Precision):
         """
         if pending.step.total_weight == 0:
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
-        # In the order of `compute`: values, sums by source, sums of measures; the last two only if
-        # they are configured.
+        # `host.lists` waits for the copies of `compute_gradients`, in its order: values, sums by
+        # source, sums of measures; the last two only if they are configured. The values of all
+        # ranks follow one another.
         values, *sums = pending.host.lists
         result = self._combine_ranks(pending.step, pending.numbers, values)
         if self.by_source is not None:
@@ -453,12 +458,12 @@ class TrainStep(Precision):
             self._measures.pop()
 
     def _backward_all(
-        self, runs: list[NumberedBatch], step: GlobalStep, position: int
+        self, numbered_batches: list[NumberedBatch], step: GlobalStep, position: int
     ) -> list[torch.Tensor]:
         """Run all micro-batches of this rank forward and backward, adding up their gradients.
 
         Args:
-            runs: The micro-batches, each with its number in the step.
+            numbered_batches: The micro-batches, each with its number in the step.
             step: Has the weight of each micro-batch of the step.
             position: Steps of data used before, which seeds the dropout of each micro-batch.
 
@@ -467,10 +472,10 @@ class TrainStep(Precision):
             over all ranks they add up to the loss of the step.
         """
         loss_shares = []
-        for at, (batch, number) in enumerate(runs, 1):
-            self._seed(position, number)
-            is_last = at == len(runs)
-            with self.gradient_sync(is_last):
+        for at, (batch, number) in enumerate(numbered_batches, 1):
+            self._seed(position, number)  # its dropout is the same on any rank
+            is_last = at == len(numbered_batches)
+            with self.gradient_sync(is_last):  # only the last one reduces gradients over ranks
                 share = step.weight_of(number) / step.total_weight
                 loss_shares.append(self._backward(batch, share))
         return loss_shares
@@ -492,7 +497,9 @@ class TrainStep(Precision):
             The facts of all micro-batches, the numbers of those of this rank, and all requests.
         """
         facts = [
-            MicroBatchFacts(self.weight(batch), *self.sizes(batch), digest_of_batch(batch))
+            MicroBatchFacts(
+                self.weight(batch), *self.count_tokens_and_examples(batch), digest_of_batch(batch)
+            )
             for batch in micro_batches
         ]
         return exchange(facts, requests, self.world, count)
@@ -513,7 +520,7 @@ class TrainStep(Precision):
             sources = moved.pop(SOURCE, None)  # the model does not know this tensor
             outputs = self.forward(self.model, moved)
             if share:
-                loss = _trainable(self.loss(outputs, moved))
+                loss = _trainable(self.loss(outputs, moved))  # shape (), or an error
                 # Sum what is logged by source, and what the task measures.
                 if self.by_source is not None and sources is not None:
                     self.by_source.add(outputs, moved, sources)
@@ -558,7 +565,7 @@ class TrainStep(Precision):
         # 1. The loss share of each micro-batch, by its number.
         rows = split_by_rank(values, self.world.size)
         *shares_here, grad_norm = rows[0]
-        if self.world.size > 1:
+        if self.world.size > 1:  # drops repeated micro-batches, and the norm at the end of each row
             shares = dict(enumerate(interleave_ranks(rows, len(step.facts))))
         else:  # only the micro-batches with a target ran
             shares = dict(zip(numbers, shares_here, strict=True))
@@ -580,15 +587,15 @@ class TrainStep(Precision):
     def _lower_scale_on_overflow(self, result: StepResult) -> bool:
         """Lower the fp16 loss scale if it made a result non-finite; tell whether it did.
 
-        It did not if the loss itself is not finite, nor below a scale of 1: gradients that
-        overflow there would overflow without a scale, and a gradient that is NaN at any scale would
-        otherwise be skipped for ever. Then the scale stays, and the scaler is made ready for the
-        next step.
+        In the other cases the scale stays:
+
+        1. the loss itself is not finite;
+        2. the scale is below 1: the gradients would overflow without a scale, too;
+        3. all gradients are finite, and only their norm overflowed.
         """
         scale = self.scaler.get_scale()
         if not math.isfinite(result.loss) or scale < 1:
-            self.scaler.update(scale)  # sets the same scale, and ends the step of the scaler
+            self.scaler.update(scale)  # keeps the scale, and lets the next step unscale again
             return False
-        self.scaler.update()  # lowers the scale if `unscale_` met a gradient that is not finite
-        # It stays if all gradients are finite and only their norm overflowed.
+        self.scaler.update()  # lowers it if `unscale_` met a gradient that is not finite
         return self.scaler.get_scale() < scale

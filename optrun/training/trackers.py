@@ -280,6 +280,7 @@ def build_tracker(
     except ConfigError:
         raise
     except Exception as error:
+        # Its own package is missing; an import that fails inside of the package is another error.
         if isinstance(error, ImportError) and error.name == config.package:
             raise _not_installed(kind) from error
         raise ConfigError(

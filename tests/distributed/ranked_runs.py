@@ -102,7 +102,7 @@ def _each(starts: list[tuple[Start, Request]], world: World) -> None:
 @contextmanager
 def _poisoned(at: int | None, world: World) -> Iterator[None]:
     """Inside, the loss of one rank is NaN at a position in the data."""
-    call, backward = TrainStep.compute, TrainStep._backward
+    call, backward = TrainStep.compute_gradients, TrainStep._backward
     here: list[int] = []
 
     def call_noted(self: TrainStep, batches: Any, step: Any = None, position: int = 0) -> Any:
@@ -114,7 +114,7 @@ def _poisoned(at: int | None, world: World) -> Iterator[None]:
         return backward(self, batch, float("nan") if bad else share)
 
     with (
-        patch.object(TrainStep, "compute", call_noted),
+        patch.object(TrainStep, "compute_gradients", call_noted),
         patch.object(TrainStep, "_backward", backward_poisoned),
     ):
         yield

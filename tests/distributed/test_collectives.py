@@ -57,7 +57,7 @@ def counted(folder: str, overrides: list[str], rank: int) -> None:
         return call_profiled
 
     with (
-        patch.object(TrainStep, "compute", profiled(TrainStep.compute)),
+        patch.object(TrainStep, "compute_gradients", profiled(TrainStep.compute_gradients)),
         patch.object(TrainStep, "start_update", profiled(TrainStep.start_update)),
         patch.object(TrainStep, "read_result", profiled(TrainStep.read_result)),
         _no_pictures(),

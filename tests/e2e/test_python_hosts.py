@@ -40,15 +40,15 @@ class Stream(io.TextIOBase):  # as ipykernel's: no terminal, and no file descrip
         return sys.__stdout__.write(text)
 
 def interrupts(*steps):
-    original, done = TrainStep.compute, []
+    original, done = TrainStep.compute_gradients, []
     def call(self, *args):
         done.append(1)
         for number in steps:
             if number == len(done):
                 signal.raise_signal(signal.SIGINT)
         return original(self, *args)
-    TrainStep.compute = call
-    return lambda: setattr(TrainStep, "compute", original)
+    TrainStep.compute_gradients = call
+    return lambda: setattr(TrainStep, "compute_gradients", original)
 
 async def cell(code):  # as IPKernelApp and ipykernel's pre_handler_hook
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -100,7 +100,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original, done = TrainStep.compute, [0]
+    original, done = TrainStep.compute_gradients, [0]
 
     def call(self: TrainStep, *args: Any) -> object:
         done[0] += 1
@@ -108,7 +108,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, *args)
 
-    monkeypatch.setattr(TrainStep, "compute", call)
+    monkeypatch.setattr(TrainStep, "compute_gradients", call)
 
 
 def test_in_a_coroutine_ctrl_c_saves_and_the_loop_keeps_its_handlers(

@@ -38,7 +38,7 @@ def _of_this_processor() -> RuntimeError:
 def test_out_of_memory_names_step_and_shapes(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    original, calls = TrainStep.compute, [0]
+    original, calls = TrainStep.compute_gradients, [0]
 
     def call(self: TrainStep, batches: list[Any], *where: Any) -> Any:
         calls[0] += 1
@@ -47,7 +47,7 @@ def test_out_of_memory_names_step_and_shapes(
         return original(self, batches, *where)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "compute", call)
+        patch.setattr(TrainStep, "compute_gradients", call)
         code, said = go(*straight.words, "hydra.run.dir=run")
     assert code == 1
     assert "step 3: out of memory with micro-batches of input_ids (4, 16)" in said

@@ -36,7 +36,7 @@ def poisoned(
     the data has moved.
     """
     seen: list[str] = []
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
         mark = str(micro_batches[0]["input_ids"].sum().item())
@@ -63,7 +63,7 @@ def poisoned(
             self.clip = clip
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "compute", call)
+        patch.setattr(TrainStep, "compute_gradients", call)
         yield seen
 
 
@@ -75,7 +75,7 @@ def poisoned_in_float16(
 
     The loss, or a gradient that is NaN at every scale.
     """
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
         if str(micro_batches[0]["input_ids"].sum().item()) not in batches:
@@ -93,7 +93,7 @@ def poisoned_in_float16(
                 hook.remove()
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "compute", call)
+        patch.setattr(TrainStep, "compute_gradients", call)
         yield
 
 

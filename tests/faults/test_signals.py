@@ -72,7 +72,7 @@ PATIENCE = 240.0
 """Seconds within which a busy machine, too, does what it has to do at once."""
 
 PLACES = {
-    "update": (TrainStep, "compute", 2, 2),
+    "update": (TrainStep, "compute_gradients", 2, 2),
     "evaluation": (evaluation, "evaluate_sets", 2, 3),  # the first is before the first step
     "evaluation at the end": (evaluation, "evaluate_sets", 3, 6),
     "save": (saver_of, "save_checkpoint", 3, None),
@@ -152,7 +152,7 @@ def test_while_the_first_batch_is_awaited(
 def test_sigusr1_saves_and_goes_on(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hurt(monkeypatch, TrainStep, "compute", 4, signal.SIGUSR1):
+    with hurt(monkeypatch, TrainStep, "compute_gradients", 4, signal.SIGUSR1):
         code, _ = go(
             *straight.words_with("checkpoint.save_steps=null", "checkpoint.keep_best=0"),
             "hydra.run.dir=run",
@@ -470,7 +470,7 @@ def test_random_moments(
                 send_at(
                     patch,
                     TrainStep,
-                    "compute",
+                    "compute_gradients",
                     chance.randint(1, STEPS - 1),
                     number,
                     group=workers > 0,

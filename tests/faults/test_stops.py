@@ -92,7 +92,7 @@ def test_ten_random_stops_of_one_run(
         with hurt(
             monkeypatch,
             TrainStep,
-            "compute",
+            "compute_gradients",
             stop - done,
             chance.choice([signal.SIGINT, signal.SIGTERM]),
         ):
@@ -121,7 +121,7 @@ def test_a_short_last_group_of_micro_batches(
     run = straight.cut(tmp_path / "before", 1)
     assert go("resume=before")[0] == 0
     straight.same(run)
-    with hurt(monkeypatch, TrainStep, "compute", 2, signal.SIGTERM):
+    with hurt(monkeypatch, TrainStep, "compute_gradients", 2, signal.SIGTERM):
         assert go(*words, "hydra.run.dir=inside")[0] == 75
     assert summary(Path("inside"))["global_step"] == 2
     assert go("resume=inside")[0] == 0
@@ -132,9 +132,9 @@ def test_another_number_of_workers_at_each_start(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = straight.words_with("training.dataloader_num_workers=2")
-    with hurt(monkeypatch, TrainStep, "compute", 2, signal.SIGTERM):
+    with hurt(monkeypatch, TrainStep, "compute_gradients", 2, signal.SIGTERM):
         assert go(*words, "hydra.run.dir=run")[0] == 75
-    with hurt(monkeypatch, TrainStep, "compute", 2, signal.SIGTERM):
+    with hurt(monkeypatch, TrainStep, "compute_gradients", 2, signal.SIGTERM):
         assert go("resume=run", "training.dataloader_num_workers=1")[0] == 75
     assert go("resume=run", "training.dataloader_num_workers=0")[0] == 0
     straight.same(Path("run"))

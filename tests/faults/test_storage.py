@@ -82,7 +82,7 @@ def test_a_full_disk_is_told_and_tried_again(
     for it.
     """
     full = Full(monkeypatch, {2})
-    monkeypatch.setattr(TrainStep, "compute", slowly(TrainStep.compute))
+    monkeypatch.setattr(TrainStep, "compute_gradients", slowly(TrainStep.compute_gradients))
     words = straight.words_with(
         "checkpoint.save_steps=4", "checkpoint.keep_best=0", "training.max_steps=12"
     )

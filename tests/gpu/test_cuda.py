@@ -308,7 +308,7 @@ def test_another_step_after_the_resume_is_seen(
     words = [*causal_lm(tmp_path), *COMMON, f"training.device={DEVICE}"]
     assert optrun(*words, "hydra.run.dir=straight") == 0
     assert optrun(*words, "training.max_seconds=1e-9", "hydra.run.dir=stopped") == 75
-    take_step = TrainStep.compute
+    take_step = TrainStep.compute_gradients
 
     def step_and_nudge(step: TrainStep, batches: list[Any], *where: object) -> object:
         result = take_step(step, batches, *where)
@@ -316,7 +316,7 @@ def test_another_step_after_the_resume_is_seen(
             next(step.model.parameters()).mul_(1 + 1e-6)
         return result
 
-    monkeypatch.setattr(TrainStep, "compute", step_and_nudge)
+    monkeypatch.setattr(TrainStep, "compute_gradients", step_and_nudge)
     assert optrun("resume=stopped", "training.max_seconds=null") == 0
     assert tensors(Path("straight"), WHOLE) != tensors(Path("stopped"), WHOLE)
 

@@ -101,7 +101,7 @@ def same(one: Path, other: Path, step: int = WHOLE) -> None:
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
     """Send this process a signal while it computes a step."""
     done = [0]
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def call(self: TrainStep, batches: list[dict], *where: object) -> object:
         done[0] += 1
@@ -109,7 +109,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) 
             os.kill(os.getpid(), number)
         return original(self, batches, *where)
 
-    monkeypatch.setattr(TrainStep, "compute", call)
+    monkeypatch.setattr(TrainStep, "compute_gradients", call)
 
 
 Straight = Callable[[str], tuple[list[str], Path]]

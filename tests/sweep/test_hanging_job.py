@@ -46,7 +46,7 @@ def hangs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     clock = Clock(place / "hanging")
     monkeypatch.setattr(sweep_command, "Stop", partial(Stop, clock=clock))
     monkeypatch.setattr(driver, "_POLL_SECONDS", 0.005)
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def begin(times: int, until: float = math.inf) -> None:
         clock.until = until
@@ -63,7 +63,7 @@ def hangs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 ctypes.PyDLL(None).sleep(120)  # holds the interpreter's lock
             return done
 
-        monkeypatch.setattr(TrainStep, "compute", call)
+        monkeypatch.setattr(TrainStep, "compute_gradients", call)
 
     return begin
 

@@ -312,7 +312,7 @@ def test_what_a_study_left_is_brought_to_its_end(
     Neither twice.
     """
     words = [*SEARCH, "hydra.sweeper.n_trials=2"]
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def fail(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if not (place / "failed").exists():
@@ -321,7 +321,7 @@ def test_what_a_study_left_is_brought_to_its_end(
         return original(self, batches, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "compute", fail)
+        patch.setattr(TrainStep, "compute_gradients", fail)
         assert sweep(*words) == 1
     assert [trial.state.name for trial in trials()] == ["FAIL", "COMPLETE"]
     assert sweep(*words) == 1

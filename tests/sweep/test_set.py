@@ -132,7 +132,7 @@ def test_an_impossible_network_is_a_row(place: Path) -> None:
 
 
 def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if len(batches[0]["input_ids"]) == 8:
@@ -142,7 +142,7 @@ def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) ->
             )
         return original(self, batches, *rest)
 
-    monkeypatch.setattr(TrainStep, "compute", call)
+    monkeypatch.setattr(TrainStep, "compute_gradients", call)
     assert sweep("training.per_device_train_batch_size=4,8") == 1
     rows = result()
     assert rows["training.per_device_train_batch_size=4"]["status"] == "finished"
@@ -153,7 +153,7 @@ def test_out_of_memory_is_a_row(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) -> None:
     """Kill the worker of the job with lr 2e-3 at a step, a number of times."""
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
     marks.mkdir()
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
@@ -165,7 +165,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, marks: Path, times: int) 
                 os.kill(os.getpid(), signal.SIGKILL)
         return done
 
-    monkeypatch.setattr(TrainStep, "compute", call)
+    monkeypatch.setattr(TrainStep, "compute_gradients", call)
 
 
 def test_a_worker_killed_once_is_resumed(
@@ -198,7 +198,7 @@ def test_stopped_by_a_signal(
 
     The same line goes on to the same end.
     """
-    original = TrainStep.compute
+    original = TrainStep.compute_gradients
 
     def call(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ def test_stopped_by_a_signal(
         return original(self, batches, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "compute", call)
+        patch.setattr(TrainStep, "compute_gradients", call)
         assert sweep("lr=1e-3,2e-3") == 75
     assert [summary(job)["status"] for job in jobs()] == ["interrupted"]
     assert steps(jobs()[0]) == [1, 2, 3]

@@ -27,7 +27,7 @@ from optrun.data.examples import InMemory
 from optrun.data.files import load_files
 from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task, chat_task, data_facts
-from optrun.task.data_check import data_check
+from optrun.task.data_check import describe_data
 
 SENTENCE = "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob"
 KINDS = {"seq2seq_lm": "seq2seq", "sft": "chat"}
@@ -76,9 +76,9 @@ def start(tmp_path: Path) -> Callable[..., Any]:
         made = build_task(
             choice("task", TASKS, task, options), data, source, tokenizers[kind], seed=0
         )
-        found = data_facts.data_facts(made, source, tokenizers[kind])
+        found = data_facts.collect_data_facts(made, source, tokenizers[kind])
         whole = [made.train, *made.eval_sets.values()]
-        return made, found, made.notes + data_check(found), [one.fingerprint() for one in whole]
+        return made, found, made.notes + describe_data(found), [one.fingerprint() for one in whole]
 
     return begun
 

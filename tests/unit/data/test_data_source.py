@@ -26,7 +26,12 @@ from optrun.data.columns import (
 )
 from optrun.data.files import resolve
 from optrun.data.source import Source, Split, cut
-from optrun.task.labels import LABEL_OF_EACH_WORD, finite_numbers, row_label_lists, row_labels
+from optrun.task.labels import (
+    LABEL_OF_EACH_WORD,
+    read_finite_numbers,
+    read_label_lists,
+    read_labels,
+)
 from tests.preloaded import program
 from tests.running import read_files
 
@@ -361,7 +366,7 @@ def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str],
         ConfigError, match=rf"data.train: column text mixes kinds of values: {said}"
     ):
         list(texts(split, "text"))
-    for read in (row_labels, finite_numbers):
+    for read in (read_labels, read_finite_numbers):
         with pytest.raises(ConfigError, match=rf"column label mixes kinds of values: {said}"):
             read(split, "label")
     with pytest.raises(ConfigError, match=r"column text mixes kinds of values"):
@@ -376,7 +381,7 @@ def test_lists_that_mix_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"column tags mixes kinds of values: row 1 has 'O' \(str\), row 2 has 0"
     ):
-        row_label_lists(split, "tags", LABEL_OF_EACH_WORD)
+        read_label_lists(split, "tags", LABEL_OF_EACH_WORD)
     with pytest.raises(
         ConfigError,
         match=r"column tokens mixes kinds of values: row 1 has 'a' \(str\), row 2 has 3",
@@ -395,12 +400,12 @@ def test_na_among_numbers_is_no_class(labels: str, row: int) -> None:
     with pytest.raises(
         ConfigError, match=rf"row {row} has '.*' in column label, and all others have numbers"
     ):
-        row_labels(split, "label")
+        read_labels(split, "label")
 
 
 @pytest.mark.parametrize("labels", ["yes no NA", "E11 250 V10", "NA none", "0-9 10+ 1"])
 def test_names_of_classes_may_be_what_they_are(labels: str) -> None:
-    names, places, _ = row_labels(
+    names, places, _ = read_labels(
         Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label"
     )
     assert [names[place] for place in places] == labels.split()

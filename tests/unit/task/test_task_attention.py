@@ -176,7 +176,7 @@ def test_sizes_of_one_row(make_source: Make, make_task: Make, tokenizer: Make) -
         rows = packed.collate(every)
         packed.one_row = True
         flat = packed.collate(every)
-        assert packed.sizes(flat) == packed.sizes(rows)
+        assert packed.count_tokens_and_examples(flat) == packed.count_tokens_and_examples(rows)
         assert packed.count(flat) == packed.count(rows)
         assert (
             flat["input_ids"].shape

@@ -307,7 +307,7 @@ def test_images_become_pixels(
     assert batch["pixel_values"].dtype == torch.float32
     assert batch["pixel_values"][0, :, 0, 0].tolist() == [1.0, -1.0, -1.0]
     assert [task.labels[number] for number in batch["labels"]] == ["red", "blue"]
-    assert task.sizes(batch) == (0, 2)
+    assert task.count_tokens_and_examples(batch) == (0, 2)
     assert task.needs().config["num_labels"] == 2
 
 

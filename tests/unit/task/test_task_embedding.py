@@ -21,7 +21,7 @@ from optrun.base.errors import ConfigError
 from optrun.data.loader import SCORES, TEXTS
 from optrun.task import contrastive
 from optrun.task.pooling import Pooling, choose_pooling
-from optrun.task.retrieval import retrieval
+from optrun.task.retrieval import score_retrieval
 from tests.reference import record_embeddings as record
 
 Make = Callable[..., Any]
@@ -119,7 +119,7 @@ def test_retrieval_is_that_of_every_pair_one_by_one() -> None:
     by_number = {number: draw.normal(size=6) for number in np.unique(texts)}
     vectors = np.array([[by_number[number] for number in row] for row in texts], dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
-    found = retrieval(vectors, texts, [1, 7])
+    found = score_retrieval(vectors, texts, [1, 7])
     documents = np.unique(texts[:, 1:])
     ndcg, first, recall = [], [], []
     for asked in np.unique(texts[:, 0]):
@@ -314,7 +314,7 @@ def test_a_folder_that_says_what_is_not_here(
 def test_a_negative_that_belongs_to_the_same_text_is_none() -> None:
     """Row 0's third text is the second one of row 1, which asks the same."""
     texts = torch.tensor([[1, 2, 3], [1, 3, 4], [5, 6, 2]])
-    found = contrastive.false_negatives(texts)
+    found = contrastive.mark_false_negatives(texts)
     columns = [2, 3, 6, 3, 4, 2]
     assert [[columns[at] for at in row.nonzero().flatten().tolist()] for row in found] == [
         [3, 3, 2],

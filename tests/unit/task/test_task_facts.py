@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from optrun.base.errors import ConfigError
-from optrun.task.data_check import data_check
-from optrun.task.data_facts import DataFacts, data_facts
+from optrun.task.data_check import describe_data
+from optrun.task.data_facts import DataFacts, collect_data_facts
 
 Make = Callable[..., Any]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -46,7 +46,7 @@ def facts_of(make_source: Make, make_task: Make, words: Any) -> Callable[..., Da
         name: str, train: Any, held: Any, *, task: dict[str, Any] | None = None, **data: Any
     ) -> DataFacts:
         source = make_source(train, held, **data)
-        return data_facts(make_task(name, source, words, **(task or {})), source, words)
+        return collect_data_facts(make_task(name, source, words, **(task or {})), source, words)
 
     return facts
 
@@ -68,7 +68,7 @@ def test_a_classifier(facts_of: Make) -> None:
     assert facts.eval_sets[""].cuts == []
     assert facts.eval_sets[""].unknown_share == 0
     assert facts.eval_sets[""].texts_in_train == 3, "a twice, a b"
-    said = data_check(facts)
+    said = describe_data(facts)
     assert said[0].split(" · ") == ["train  4 examples", "17 tokens", "no: 75.0 %, yes: 25.0 %"]
     assert (
         "data.max_length=5 cuts 2 of 4 examples: 19.0 % of all tokens are lost; the longest has 8"
@@ -141,14 +141,14 @@ def test_many_labels_are_told_by_the_most_and_the_least_frequent(facts_of: Make)
     labels = [letter for number, letter in enumerate("abcdef") for _ in range(number + 1)]
     rows = {"text": [f"a b {'c ' * number}" for number in range(21)], "label": labels}
     facts = facts_of("sequence_classification", rows, rows)
-    assert "6 labels, from f: 28.6 % to a: 4.8 %" in data_check(facts)[0]
+    assert "6 labels, from f: 28.6 % to a: 4.8 %" in describe_data(facts)[0]
 
 
 def test_a_label_for_each_example_is_doubted(facts_of: Make) -> None:
     """The texts were named as the label column, and the run ended with an accuracy of 0."""
     texts = [f"a b {'c ' * number}" for number in range(30)]
     rows = {"text": texts, "label": [f"title {number}" for number in range(30)]}
-    lines = data_check(facts_of("sequence_classification", rows, rows))
+    lines = describe_data(facts_of("sequence_classification", rows, rows))
     assert any("30 labels for 30 examples" in line for line in lines), lines
 
 
@@ -156,7 +156,7 @@ def test_many_tags_of_few_sentences_are_no_doubt(facts_of: Make) -> None:
     words = [["a", "b", "c"]] * 20
     tags = [[f"t{number}", f"u{number % 7}", "o"] for number in range(20)]
     rows = {"tokens": words, "labels": tags}
-    lines = data_check(facts_of("token_classification", rows, rows))
+    lines = describe_data(facts_of("token_classification", rows, rows))
     assert "28 labels" in lines[0]
     assert not any("nothing can be learnt" in line for line in lines), lines
 
@@ -166,7 +166,7 @@ def test_a_tokenizer_that_knows_every_byte_has_no_share_of_unknown(
 ) -> None:
     source = make_source({"text": ["ünïcode 猫", "b"], "label": ["x", "y"]})
     task = make_task("sequence_classification", source)
-    assert data_facts(task, source, SimpleTokenizer()).train.unknown_share is None
+    assert collect_data_facts(task, source, SimpleTokenizer()).train.unknown_share is None
 
 
 class SimpleTokenizer:
@@ -182,9 +182,9 @@ def test_images_have_labels_and_no_tokens(
     image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     rows = {"image": [str(tmp_path / "a.png")] * 3, "label": ["x", "y", "y"]}
     source = make_source(rows, image_column="image")
-    facts = data_facts(
+    facts = collect_data_facts(
         make_task("image_classification", source, SimpleTokenizer()), source, SimpleTokenizer()
     )
     assert facts.train.tokens is None
     assert facts.train.labels == {"x": 1, "y": 2}
-    assert data_check(facts)[0] == "train  3 examples · x: 33.3 %, y: 66.7 %"
+    assert describe_data(facts)[0] == "train  3 examples · x: 33.3 %, y: 66.7 %"

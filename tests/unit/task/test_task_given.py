@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from optrun.base.errors import OptrunError
-from optrun.task.evaluation import number_of
+from optrun.task.evaluation import require_number
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from optrun.task.evaluation import number_of
 )
 def test_a_metric_that_gives_no_number(value: object, shown: str) -> None:
     with pytest.raises(OptrunError) as refused:
-        number_of(value, "task.metrics: mine")
+        require_number(value, "task.metrics: mine")
     for fact in ("task.metrics: mine gave", shown, "expected one number"):
         assert fact in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), torch.tensor(0.5)])
 def test_what_is_a_number(value: object) -> None:
-    assert number_of(value, "") == 0.5
-    assert math.isnan(number_of(math.nan, ""))
+    assert require_number(value, "") == 0.5
+    assert math.isnan(require_number(math.nan, ""))

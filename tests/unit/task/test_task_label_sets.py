@@ -17,7 +17,7 @@ from transformers.utils.generic import ModelOutput
 
 from optrun.base.errors import ConfigError
 from optrun.task.class_weights import class_weights
-from optrun.task.data_facts import data_facts
+from optrun.task.data_facts import collect_data_facts
 from optrun.task.label_sets import LabelSetMetrics
 
 Make = Callable[..., Any]
@@ -42,7 +42,7 @@ def test_labels_are_read(form: str, make_task: Make, make_source: Make, tokenize
     batch = task.collate([task.train[n] for n in range(5)])
     assert batch["labels"].tolist() == WANTED
     assert batch["labels"].dtype == torch.float32
-    facts = data_facts(task, source, tokenizer("pair"))
+    facts = collect_data_facts(task, source, tokenizer("pair"))
     assert facts.train.labels == {"a": 2, "b": 3, "c": 1}
     assert task.needs().config["problem_type"] == "multi_label_classification"
 

@@ -10,13 +10,13 @@ from datasets import ClassLabel, Features, Value
 
 from optrun.base.errors import ConfigError
 from optrun.data.source import Source
-from optrun.task.labels import finite_numbers, label_config, row_classes
+from optrun.task.labels import label_config, read_classes, read_finite_numbers
 
 Make = Callable[..., Source]
 
 
 def read(source: Source) -> tuple[list[str], list[int], list[int]]:
-    names, found = row_classes(source)
+    names, found = read_classes(source)
     return names, found[source.train].tolist(), found[source.eval_sets[""]].tolist()
 
 
@@ -110,19 +110,19 @@ def test_refusals(make_source: Make, given: list[Any], said: str) -> None:
 
 
 def test_numbers(make_source: Make) -> None:
-    assert finite_numbers(make_source({"y": ["1.5", "-2", "1e3"]}).train, "y").tolist() == [
+    assert read_finite_numbers(make_source({"y": ["1.5", "-2", "1e3"]}).train, "y").tolist() == [
         1.5,
         -2.0,
         1000.0,
     ]
-    assert finite_numbers(make_source({"y": [1, 2]}).train, "y").tolist() == [1.0, 2.0]
+    assert read_finite_numbers(make_source({"y": [1, 2]}).train, "y").tolist() == [1.0, 2.0]
     for bad in (["1", "good"], ["1", "nan"], ["1", "inf"], ["1", "1e300"], ["1", "1,5"]):
         with pytest.raises(
             ConfigError, match=r"data.train: row 2 has .* in column y: .*expects finite numbers"
         ):
-            finite_numbers(make_source({"y": bad}).train, "y")
+            read_finite_numbers(make_source({"y": bad}).train, "y")
     with pytest.raises(ConfigError, match="finite numbers"):
-        finite_numbers(make_source({"y": [True, False]}).train, "y")
+        read_finite_numbers(make_source({"y": [True, False]}).train, "y")
 
 
 def test_configuration() -> None:

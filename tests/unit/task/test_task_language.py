@@ -104,7 +104,7 @@ def test_causal_batch(make_source: Make, make_task: Make, tokenizer: Make) -> No
         batch["input_ids"][batch["attention_mask"] == 0] == tokenizer("stream").pad_token_id
     ).all()
     assert task.weight(batch) == int((lengths - 1).sum())
-    assert task.sizes(batch) == (int(lengths.sum()), 2)
+    assert task.count_tokens_and_examples(batch) == (int(lengths.sum()), 2)
     assert "attention_mask" not in task.collate([task.train[0], task.train[0]])
 
 
@@ -211,7 +211,10 @@ def test_a_target_ends_and_is_padded_out_of_the_loss(
     for made, row in zip(batch["labels"].tolist(), rows, strict=True):
         assert made == row + [IGNORED] * (len(made) - len(row))
     assert task.weight(batch) == sum(map(len, rows))
-    assert task.sizes(batch) == (int(batch["attention_mask"].sum()) + sum(map(len, rows)), 2)
+    assert task.count_tokens_and_examples(batch) == (
+        int(batch["attention_mask"].sum()) + sum(map(len, rows)),
+        2,
+    )
     assert (
         batch["input_ids"][0, : int(batch["attention_mask"][0].sum())].tolist()
         == words("the cat sat")["input_ids"]

@@ -244,7 +244,10 @@ def test_packed_rows_are_what_they_are_alone(
     assert len({len(block["input_ids"]) for block in blocks}) > 1, "something is padded"
     batch = packed.collate(blocks)
     assert set(batch) == {"input_ids", "labels", "position_ids"}
-    assert packed.sizes(batch) == (int(alone.train.lengths.sum()), len(CHATS) * 3)
+    assert packed.count_tokens_and_examples(batch) == (
+        int(alone.train.lengths.sum()),
+        len(CHATS) * 3,
+    )
     sums, grads = [], []
     for batches in (
         [alone.collate([alone.train[index]]) for index in range(len(alone.train))],

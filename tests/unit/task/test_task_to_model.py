@@ -111,7 +111,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
         range(24), feed.training(EpochPlan(len(made.train), 4, 1, 0), 0), strict=False
     ):
         assert made.weight(batch) > 0
-        assert all(size >= 0 for size in made.sizes(batch))
+        assert all(size >= 0 for size in made.count_tokens_and_examples(batch))
         loss = made.loss(made.forward(model, batch), batch)
         loss.backward()
         optimizer.step()

@@ -168,7 +168,7 @@ class Run:
             ).norm(),
             scheduler=self.schedule,
             weight=lambda batch: float(len(batch["x"])),
-            sizes=lambda batch: (len(batch["x"]), len(batch["x"])),
+            count_tokens_and_examples=lambda batch: (len(batch["x"]), len(batch["x"])),
         )
         examples_of: Any = [{"x": x} for x in examples]
         loader = BatchLoader(
