@@ -140,11 +140,13 @@ class ContenderStudy:
         The label of a job has the optimizer of the study, the parameters, and the seed if there are
         several, such as `optimizer=lamb lr=0.01 seed=1`.
         """
-        # Python writes a float with all of its digits.
+        # 1. One job for each seed; without seeds the list has one entry that adds nothing. Python
+        # writes a float with all of its digits.
         proposed = [f"{key}={value}" for key, value in params]
         optimizer_tokens = [f"optimizer={self.name}"] if self.name else []
         seed_tokens = [[f"seed={seed}"] for seed in self.seeds] or [[]]
         jobs = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seed_tokens])
+        # 2. Label them anew; a single seed is in no label.
         if len(seed_tokens) == 1:
             seed_tokens = [[]]
         return tuple(
@@ -163,7 +165,8 @@ class ContenderStudy:
         the range may change while the study lasts. Seeds are one value, such as `0,1,2`; a metric
         has its full name, such as `eval/accuracy`.
         """
-        # 1. Compare the configuration at the low ends of all ranges with that at the high ends.
+        # 1. Compare the configuration at the low ends of all ranges (`example`) with that at the
+        # high ends. Choices have no ends: the first choice stands on both sides.
         high_params = {
             key: getattr(distribution, "high", low_or_first(distribution))
             for key, distribution in self.space.items()
@@ -175,7 +178,7 @@ class ContenderStudy:
         for key, value in at_low.items():
             if key not in searched and at_high.get(key) == value:
                 shared[key] = value
-        # 2. Add what decides about the result, and may differ between jobs or be null.
+        # 2. Add the seeds, which differ between jobs, and the objective, which may be null.
         if self.seeds:
             shared["seed"] = ",".join(self.seeds)
         metric = self.example.values["checkpoint"]["metric"]
@@ -271,13 +274,15 @@ class ContenderStudy:
         # 1. The steps of a full trial, as its configuration or a begun job knows them.
         totals = [self.max_steps, *(row.state.total for row in rows)]
         total = min((steps for steps in totals if steps is not None), default=math.inf)
-        # 2. Up to the first rung that a job has yet to reach, or at which the trial is pruned.
+        # 2. Go up the rungs: stop at the first one that a job has yet to reach, or at which the
+        # trial is pruned. `rungs_of` yields them without end.
         for rung in itertools.takewhile(lambda rung: rung < total, rungs_of(self.options)):
             if rung in trial.frozen.intermediate_values:
-                continue  # reported in an earlier call
+                continue  # reported in an earlier call, and not pruned
             planned_jobs = _unfinished_jobs(trial, driver, rung)
             if planned_jobs:
                 return planned_jobs
+            # All jobs are there. None: one was not evaluated, so there is nothing to prune by.
             other_values = self._list_reported_values(rung)
             value = mean_if_complete(
                 job_value_at_rung(driver, job, rung, other_values) for job in trial.jobs
@@ -319,7 +324,7 @@ class ContenderStudy:
         """
         value = self._trial_value(trial, job_table)
         rows = [job_table.row(job) for job in trial.jobs]
-        state = None  # Optuna's own: complete, since there is a value
+        state = None  # with a value `Study.tell` then takes the trial for complete
         if value is None:
             if any(row.is_pruned for row in rows):
                 state = TrialState.PRUNED

@@ -74,13 +74,13 @@ def contenders_of(
     """
     if not search_tokens:
         return [Contender("", list(common))]
-    # 1. What each optimizer has of its own.
+    # 1. What each optimizer has of its own: name -> `KEY=VALUES`, such as lamb -> ["lr=1e-2,2e-2"].
     known_optimizers = list(hydra.config_loader.get_group_options("optimizer"))
     spaces: dict[str, list[str]] = {}
     for token in search_tokens:
         name, assignment = _split_search_token(token, known_optimizers)
         spaces.setdefault(name, []).append(assignment)
-    # 2. Which optimizers are compared.
+    # 2. Which optimizers are compared: those that `optimizer=` lists, else those of step 1.
     optimizer_tokens = [token for token in common if token.lstrip("+").startswith("optimizer=")]
     names = list(spaces)
     if optimizer_tokens:
@@ -88,7 +88,7 @@ def contenders_of(
         if len(set(names)) < len(names):
             raise ConfigError(f"{optimizer_tokens[0]}: list each optimizer once.")
     for name in spaces:
-        if name not in names:
+        if name not in names:  # only an `optimizer=` can leave it out
             raise ConfigError(
                 f"search.{name}: {optimizer_tokens[0]} does not list {name}. Add it there, or leave"
                 f" search.{name} out."
@@ -138,6 +138,7 @@ def _build_contender(
     try:
         overrides = check([f"optimizer={name}", *merged(shared, assignments)])
     except ConfigError as error:
+        # `lr: ...` becomes `search.lamb.lr: ...`; other messages follow `search.lamb: `.
         names_own_key = str(error).startswith(tuple(own_keys))
         separator = "." if names_own_key else ": "
         raise ConfigError(f"search.{name}{separator}{error}") from error

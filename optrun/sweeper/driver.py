@@ -133,7 +133,8 @@ class Driver:
     def add(self, jobs: Iterable[Job]) -> None:
         """Add new jobs to the job table, with the states recorded in their files.
 
-        A job that failed in an earlier start runs again if `retry_failed` is set.
+        A job that failed in an earlier start runs again if `retry_failed` is set; else it goes to
+        `failed_before`. The end of a job of an earlier start is not printed.
         """
         for job in jobs:
             if job.name in self.job_table.rows:
@@ -141,7 +142,7 @@ class Driver:
             row = JobRow(job, self.sweep.state(job.name), self.sweep.read_record(job.name))
             self.job_table.rows[job.name] = row
             if row.state.status == "failed" and self.options.retry_failed:
-                row.retry = row.record.attempts
+                row.retry = row.record.attempts  # until it has begun once more
             elif row.state.ended:
                 row.is_reported = True
                 if row.state.status == "failed":
@@ -161,9 +162,11 @@ class Driver:
                 continue
             row.record = self.sweep.read_record(name)
             row.state = self.sweep.state(name)
-            # A record still names the sweep process of a worker that was killed: look for a worker.
+            # A record still names the sweep process of a worker that was killed: look for our launch
+            # of the job, or for a process that holds its lock.
             is_ours = row.record.open == self.token and name in names_at_work
             row.running = row.record.open is not None and (is_ours or self.sweep.is_running(name))
+            # Until the retry begins, its attempts are those of the failure.
             waits_for_retry = row.retry == row.record.attempts
             if row.state.ended and not row.running and not waits_for_retry:
                 row.is_reported = True
@@ -182,7 +185,8 @@ class Driver:
         if row.state.status == "finished" or row.out_of_time:
             return False
         if row.state.status == "failed":
-            return row.retry == record.attempts
+            return row.retry == record.attempts  # it was to be retried, and was not begun since
+        # Rungs are keys of JSON, so texts.
         return planned_job.stop_at is None or str(planned_job.stop_at) not in record.rungs
 
     def is_unfinished(self, planned_job: PlannedJob) -> bool:
@@ -204,6 +208,8 @@ class Driver:
         Raises:
             OptrunError: The launcher itself fails.
         """
+        # Each round ends in one of five ways: leave after a stop request, wait for jobs to stop,
+        # return because all is done, start one more launch, or wait for the running ones.
         planned_jobs = plan()
         while True:
             # 1. Take note of what has ended, and ask for the next jobs.
@@ -220,7 +226,7 @@ class Driver:
             if self.stop.requested:
                 self._announce_stop()
                 if not self._open or self._kill_overdue_jobs():
-                    break
+                    break  # no job runs any more, or even killing has not ended them
                 self._ask_to_stop()
             elif all_done and not self._open:
                 return
@@ -309,9 +315,10 @@ class Driver:
 
     def _start_launch(self, planned_jobs: Sequence[PlannedJob]) -> bool:
         """Start one launch if a job is waiting and its devices are free; tell whether it did."""
-        at_work = self._at_work
+        at_work = self._at_work  # names of jobs in open launches
         for batch in self._choose_batches(planned_jobs, at_work):
             count = max(self.workers.devices_of(job.values) for job, _ in batch)
+            # None: too few devices are free for this batch; another one may need fewer.
             process = self.workers.take_or_start(count, busy=self._devices_of_others(at_work))
             if process is not None:
                 self._send_jobs(process, batch)
@@ -417,17 +424,18 @@ class Driver:
             OptrunError: The launcher failed before any job began, and has no devices of its own; or
                 three launches in a row ended without a job begun.
         """
-        # 1. Why it ended; a full disk stops the sweep.
+        # 1. Why it ended; a full disk stops the sweep. The reason is empty if all went well.
         self._open.remove(launch)
         reported_error = _pop_reported_error(launch.spec)
         reason = reported_error or _explain_exit(code)
         if code == EXIT_STORAGE and not self.stop.requested:
             self.stop.refused = reported_error or "the disk refused."
-        # 2. Its jobs.
+        # 2. Its jobs: what died is tried again. `_unbegun` counts launches in a row without a begun
+        # job, by the values of `_read_progress` before and after.
         self._handle_jobs_without_result(launch.batch, reason)
         has_begun = launch.progress_before != list(map(self._read_progress, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
-        # 3. Its process.
+        # 3. Its process: one in which a job failed is retired.
         failed_to_start = bool(reported_error) and not has_begun
         devices = ",".join(launch.process.devices)
         self.workers.give_back(
@@ -467,12 +475,14 @@ class Driver:
             try:
                 with self.sweep.locked_record(row.job.name) as record:
                     row.state = self.sweep.state(row.job.name)
-                    # A worker that lives to the end of a job takes its token out of the record.
+                    # A worker that lives to the end of a job takes the token of the sweep process
+                    # out of the record. It is still there: the worker died.
                     if record.open == self.token:
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
                         self._retry_alone(row, was_alone=len(batch) == 1, reason=reason)
                     elif row.state.status == "interrupted" and "time budget" in row.state.message:
+                        # The message of a run that used up `training.max_seconds`.
                         row.out_of_time = True
             except LockedError:
                 continue  # still running, in another process

@@ -190,7 +190,7 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     Raises:
         ConfigError: As `Composer`.
     """
-    # 1. Compose each point; keep the first of each digest.
+    # 1. Compose each point; keep overrides and values of the first of each digest.
     first_points: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
     left_out: dict[str, dict[str, None]] = {}  # digest -> an ordered set of labels
     for point in points:
@@ -200,6 +200,8 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         if digest not in first_points:
             first_points[digest] = overrides, values
             continue
+        # Another point of the same digest is left out. It is named if its values differ from those
+        # of the first, in something that decides no result.
         first_overrides, first_values = first_points[digest]
         difference = label_of([token for token in overrides if token not in first_overrides])
         if difference and values != first_values:

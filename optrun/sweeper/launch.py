@@ -141,10 +141,11 @@ def main(spec: Path, train_run: TrainRun) -> int:
     values = read_json(spec)
     launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
     sweep = SweepDir(Path(launch.folder))
+    # A thread watches the sweep process until this event is set.
     launch_ended = _watch_sweep_process(sweep.stop_file(launch.token))
     error_text = ""
     try:
-        error_text = _launch(launch, sweep, train_run)
+        error_text = _launch(launch, sweep, train_run)  # a disk error, or empty
         code = EXIT_STORAGE if error_text else EXIT_DONE
     except KeyboardInterrupt:
         code = 130
@@ -204,6 +205,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
         [*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"]
         for name, tokens in launch.jobs.items()
     ]
+    # Whatever the jobs of a batch do is in their folders; their results tell only of disk errors.
     batches = [jobs]
     if cfg.hydra.runtime.choices["hydra/launcher"] == "basic":
         batches = [[job] for job in jobs]

@@ -124,7 +124,8 @@ class Search:
                     study.open(storage, where, sweep)
             except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
                 raise StorageError(f"{where}: {first_line(error)}") from error
-        # 2. Refuse a limit under which their numbers of trials would stay unequal.
+        # 2. Refuse a limit under which their numbers of trials would stay unequal: with 4 and 2
+        # trials and a limit of 3 each, the second could never have as many as the first.
         counts = {study.name: len(study.trials()) for study in self.studies}
         largest = max(counts, key=lambda name: counts[name])
         most = counts[largest]
@@ -166,6 +167,7 @@ class Search:
         stay pruned.
         """
         unpruned = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
+        # All jobs are planned; the driver runs those that have no result.
         planned_jobs: list[PlannedJob] = []
         for trial in unpruned:
             planned_jobs += map(PlannedJob, trial.jobs)
@@ -232,6 +234,7 @@ class Search:
         Returns:
             The trials with further jobs, and these jobs.
         """
+        # The driver has to know all jobs before one of them is planned.
         for trial in trials:
             driver.add(trial.jobs)
         open_trials: list[Trial] = []

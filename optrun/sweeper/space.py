@@ -40,12 +40,14 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
         ConfigError: A range is invalid.
     """
     space = {str(override.get_key_element()): distribution(override) for override in swept}
-    # 1. Resolve the configuration with and without the low ends of all ranges of floats.
+    # 1. Resolve the configuration with all low ends (`after`), and without those of ranges of
+    # floats (`before`): the types of its values show what a key takes.
     lowest = {key: low_or_first(domain) for key, domain in space.items()}
     float_keys = [key for key, domain in space.items() if isinstance(domain, FloatDistribution)]
     after = resolve(lowest)
     before = resolve({key: value for key, value in lowest.items() if key not in float_keys})
-    # 2. Turn those that the configuration takes as integers into integer distributions.
+    # 2. Turn those that the configuration takes as integers into integer distributions. The keys of
+    # a space may begin with +, those of a configuration do not.
     for override in swept:
         key = str(override.get_key_element())
         name = override.key_or_group

@@ -134,7 +134,8 @@ class SweepTask:
         """
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
-        # 1. Skip a job that has nothing left to do.
+        # 1. Skip a job that has nothing left to do. A failed job runs only for a retry: the launch
+        # holds the attempts that it had when it failed.
         state = sweep.state(name)
         if state.status == "finished":
             return "finished before"
@@ -162,6 +163,7 @@ class SweepTask:
             # A rank of the job reports its disk error in the summary.
             rank_was_cut = sweep.summary(name).get("disk_refused") is True
             if is_refused_by_disk(error) or (isinstance(error, StorageError) and rank_was_cut):
+                # Not a failure of the job: it keeps its state, and is continued once there is room.
                 self.refused = True
                 done = f"{REFUSED}{error}"
             else:
@@ -172,6 +174,7 @@ class SweepTask:
                 _log(run, f"failed: {why}")
                 write_failure(sweep, name, why, values, overrides, self.launch.command)
         finally:
+            # No worker runs it any more. On a full disk the write may fail; the launch reports it.
             record.open = None
             with contextlib.suppress(*([OSError] if self.refused else [])):
                 sweep.write_record(name, record)

@@ -25,7 +25,7 @@ class Workers:
 
     def __init__(self, devices: Sequence[str], log: Path) -> None:
         self.has_devices = bool(devices)
-        """Whether each launch has one job."""
+        """Whether each process has devices of its own, and each of its launches one job."""
         self._log = log
         self._n_devices = len(devices)
         """Devices at the start of the sweep."""
@@ -68,14 +68,14 @@ class Workers:
                 f" {self._log}."
             )
         if self._at_work and not self.has_devices:
-            return None
+            return None  # without devices one process runs all launches
         # 1. An idle process with this number of devices.
         for process in self._idle:
             if len(process.devices) == count:
                 self._idle.remove(process)
                 self._at_work.append(process)
                 return process
-        # 2. A new process, on devices that no other process has.
+        # 2. A new process, on devices that no other process has. Without devices count is 0.
         taken = set(busy)
         for process in self._all_processes():
             taken.update(process.devices)
