@@ -83,7 +83,11 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
 
     Those are `seconds`, and `perf/...` among the metrics under `last`. `without_end` holds the
     counters as they would be without an evaluation at the end, and loses the same.
+
+    {"step": 3, "seconds": 9.1, "last": {"train/loss": 2.0, "perf/mfu": 0.4}} becomes {"step": 3,
+    "last": {"train/loss": 2.0}, "without_end": {}}.
     """
+    # New mappings on both levels, so that the checkpoint's own stay.
     train = dict(snapshot.metadata.train)
     train.pop("seconds", None)
     train["without_end"] = dict(train.get("without_end", {}))

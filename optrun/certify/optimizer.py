@@ -182,7 +182,8 @@ class Ours(TorchStepper):
             betas: Used for groups without `betas`.
         """
         names = {id(param): name for name, param in self.params.items()}
-        # Lists of names exempt tensors from decay or adaptation; an optimizer may have neither.
+        # Lists of names exempt tensors from decay (`decays(name)` is False) or from adaptation
+        # (they are in `_unadapted`); an optimizer may have neither.
         decays = getattr(self.optimizer, "decays", lambda _: True)
         unadapted = getattr(self.optimizer, "_unadapted", ())
         hyperparameters = {}
@@ -342,10 +343,10 @@ def certify(
         ConfigError: There is no such dialect and no such optimizer; or the other class cannot be
             built or fails at a step.
     """
-    # 1. Set up both optimizers over the same weights and hyper-parameters.
+    # 1. Set up both optimizers over copies of the same weights, and hyper-parameters of each step.
     shapes = {name: tuple(param.shape) for group in groups for name, param in group["params"]}
     problem = make_problem(shapes, steps, seed)
-    family = choice if choice in DIALECTS else family_of(dialect)
+    family = choice if choice in DIALECTS else family_of(dialect)  # None: no dialects at all
     ours = Ours(config, groups, problem, lr)
     eps = float(options.get("eps", 1e-8))
     betas = tuple(options.get("betas", (0.9, 0.999)))
@@ -364,12 +365,13 @@ def certify(
     verdict = Verdict(
         choice, family, dialect, title, steps, len(shapes), len(groups), largest, first_difference
     )
-    # 3. If they differ, find the options that make them equal, and the terms these belong to.
+    # 3. If they differ, find the options that make them equal, and the terms these belong to. Only
+    # a choice with dialects knows what to try.
     if first_difference is None or choice not in DIALECTS:
         return verdict
     watch("looking for the term")
     changes = find_equalizing_options(comparison, choice, dialect, options)
-    if changes is not None:
+    if changes is not None:  # None: nothing that was tried makes them equal
         verdict.terms = list(dict.fromkeys(TERMS.get(key, key) for key in changes))
         verdict.overrides = [f"optimizer.{key}={in_yaml(value)}" for key, value in changes.items()]
     return verdict
@@ -424,10 +426,11 @@ def build_reference(
     # 1. A dialect: the class of its package, else the formula.
     if family is not None and dialect in DIALECTS[family]:
         package = PACKAGES[family].get(dialect)
-        cls = package.load() if package else None
+        cls = package.load() if package else None  # None: not installed
         if package and cls:
             return package.title, ClassReference(cls, package.options, weights, hyperparameters)
         formula = FORMULAS[family][dialect]
+        # Its docstring begins with "Compute".
         title = (formula.__doc__ or "").partition("\n")[0].removeprefix("Compute ").rstrip(".")
         return title, FormulaReference(formula, weights)
     # 2. A registered optimizer.
@@ -487,8 +490,9 @@ def find_equalizing_options(
     presets = [None, *DIALECTS[choice]]
     if dialect in DIALECTS[choice]:
         presets = [dialect, *presets]
-    # `dict.fromkeys` drops the second one of `dialect`.
+    # None is our optimizer without a preset; `dict.fromkeys` drops the second one of `dialect`.
     for preset in dict.fromkeys(presets):
+        # What a preset does not set goes back to its default.
         target = {**defaults, **dialect_options(choice, preset, **shared)}
         changes = {key: value for key, value in target.items() if options.get(key) != value}
         if _makes_equal(comparison, choice, options, changes):

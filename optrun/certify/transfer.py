@@ -95,13 +95,15 @@ def certify(
         along="width",
         watch=watch,
     )
-    # 2. The width. If the base names no key, those of `WIDTH_KEYS` grow that the model has.
+    # 2. The width: the keys that the base names, without those of depth. If it names none, those of
+    # `WIDTH_KEYS` grow that the model has.
     architecture = prepared.model.config
     if not builder.keys:
         values = {key: getattr(architecture, key, None) for key in WIDTH_KEYS}
         builder.keys = {key: value for key, value in values.items() if isinstance(value, int)}
     checks = [_check_growth(builder, widths, seeds)]
-    # 3. The depth, if it was asked for, or the base names a key of it.
+    # 3. The depth, if it was asked for, or the base names a key of it. The batches are drawn again:
+    # all models of one check see the same.
     depth_keys = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
     if depths or depth_keys:
         default_keys = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}

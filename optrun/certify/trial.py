@@ -147,13 +147,14 @@ class Child:
         Raises:
             TrialFailed: A rank is still alive after a minute.
         """
-        # 1. The process, or one of its ranks.
+        # 1. The process, or one of its ranks: then the process ends by itself. `kill` sends SIGKILL
+        # to its group, or does nothing if it has ended.
         victim = rng.choice([self.process, *ranks])
         if victim != self.process:
             _send_sigkill(victim)
             self.wait()
         self.kill()
-        # 2. The other ranks.
+        # 2. Wait for the other ranks.
         start = time.monotonic()
         while any(map(_is_alive, ranks)):
             if time.monotonic() - start > _LEAVING_SECONDS:
@@ -270,13 +271,15 @@ class Trials:
             victim = None
             try:
                 if kills > 0:
+                    # 18, 1.5 and 0.5 of 20 are 90 %, 7.5 % and 2.5 %.
                     aimed_at = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
                     self._wait_for_moment(aimed_at, run, child)
-                    victim = self._kill_unless_ended(child)
+                    victim = self._kill_unless_ended(child)  # None: it ended before the kill
                 code = child.wait()
             finally:
                 child.kill()
-            # 3. Check how it started, how it ended and what it left.
+            # 3. Check how it started, how it ended and what it left. A killed process may have any
+            # exit code.
             self._refuse_wrong_start(run, step_before, resumes_before)
             if victim is None and code != 0:
                 raise TrialFailed(
@@ -325,7 +328,8 @@ class Trials:
             self._wait_until(child, lambda: _count_metrics_lines(run) >= lines)
             self._wait_randomly(child, self.durations.step)
         else:
-            # Each save writes a temporary folder of its own; a kill leaves that of its save behind.
+            # Each save writes a temporary folder of its own. Those of killed saves are still there,
+            # the `leftovers`. That of a fast save is gone soon, so `seen` keeps it.
             saves = self.rng.randint(1, 2)
             leftovers = set(_temporary_folders(run))
             seen: set[str] = set()
@@ -335,6 +339,7 @@ class Trials:
                 return len(seen - leftovers) >= saves
 
             self._wait_until(child, has_begun_saves)
+            # Less than a whole save, so that the moment lies inside of it.
             self._wait_randomly(child, 0.6 * self.durations.save)
 
     def _wait_randomly(self, child: Child, longest: float) -> None:
