@@ -131,9 +131,11 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
 def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) -> None:
     """Draw the mean, its interval and the seeds of one contender, with name and verdict above.
 
-    A mean outside the limits becomes an arrowhead at the border, with its value and without an
-    interval. The mean of a ruled-out contender is hollow. A seed on which a run diverged is a
-    cross. The reference shows no seeds.
+    1. The mean is a large mark, hollow if the contender is ruled out. A mean outside the limits is
+       an arrowhead at the border, with its value.
+    2. Above it stand the name and the verdict.
+    3. The interval is a bar, cut at the limits; none for a mean outside of them.
+    4. Seeds within the limits are dots, a diverged one a cross; none for the reference.
 
     Args:
         ax: The axes, whose limits are set already.
@@ -147,7 +149,7 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
     style = style_of(line.series)
     is_out = verdict.startswith(("ruled out", "worse"))
     # 1. The mean.
-    x = min(max(comparison.difference, left), right)
+    x = min(max(comparison.difference, left), right)  # clipped to the limits
     is_inside = x == comparison.difference
     mark: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4}
     if not is_inside:
@@ -157,6 +159,7 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
         mark["markerfacecolor"] = PAPER
     ax.plot(x, -index, clip_on=False, **(style | mark))
     # 2. Name and verdict.
+    # "ruled out, but by less than ..." is too long for the picture.
     text = "the best" if is_sole_best else verdict.partition(",")[0]
     _write_above(ax, index, short_name(comparison.name), text)
     # 3. The interval.

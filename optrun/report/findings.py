@@ -268,7 +268,10 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 
 def read_matters(runs: Sequence[Run]) -> float | None:
-    """Read the smallest relevant difference from the configurations, if all agree."""
+    """Read the smallest relevant difference from the configurations.
+
+    None if no configuration sets it, or two set it differently.
+    """
     values = [to_number(run.config.get("matters")) for run in runs]
     distinct = {value for value in values if value is not None}
     if len(distinct) == 1:
@@ -294,8 +297,8 @@ def _name_trunks(runs: Sequence[Run]) -> None:
         runs: Changed in place: `respelt["branch_from"]` of each fork is set.
     """
     forks = forks_of(runs)
-    # Trunks that differ only in the seed are of one kind. In reverse, so that the first run of a
-    # kind gives its name.
+    # Kind of trunk -> a name; trunks that differ only in the seed are of one kind. In reverse, so
+    # that the first run of a kind gives its name.
     kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
     for run in runs:
         if run.path in forks:

@@ -126,6 +126,7 @@ class TtestResult:
         A difference that is too small to matter is named by `limit`: "ruled out, but by less than
         matters: either will do", or "... than another seed changes ..." if nobody set `matters`.
         """
+        # Verdicts say `UNSET` ("another seed changes") for the limit that they are judged by.
         verdict = self.comparisons[name].verdict
         is_alone = self.possible == [name] and len(self.ranking) > 1
         if verdict is Verdict.could_be_best and is_alone:
@@ -184,7 +185,8 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
     deviations = np.where(both, scaled - mean[..., None], 0.0)
     variance = (deviations**2).sum(axis=-1) / np.maximum(n - 1, 1)
     sd = np.sqrt(variance)
-    # 4. Test the pairs of two different contenders with enough shared seeds.
+    # 4. Test the pairs of two different contenders with enough shared seeds; elsewhere t and p are
+    # NaN, by an sd of NaN.
     has_seeds = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
     has_spread = sd > ROUNDING
     is_equal = ~has_spread & (np.abs(mean) <= ROUNDING)
@@ -346,6 +348,7 @@ def _choose_reference(
         is_ruled_out: Whether another contender rules it out.
         shared: The most seeds that it shares with another contender.
     """
+    # False comes before True; of equals `min` takes the first.
     return min(ranking, key=lambda index: (is_ruled_out[index], shared[index] < MIN_SEEDS))
 
 
@@ -522,6 +525,8 @@ def detectable(sd: float, seeds: int, alpha: float, *, sides: int = 1) -> float:
     """
     if math.isnan(sd):
         return math.nan
+    # `stdtrit` is the quantile of Student's t. `nctdtrinc(df, p, t)` is the noncentrality at which
+    # t is the p quantile of the noncentral t, so that it is exceeded with chance 1 - p = `POWER`.
     critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
     return float(special.nctdtrinc(seeds - 1, 1 - POWER, critical)) * sd / math.sqrt(seeds)
 
@@ -567,9 +572,11 @@ def seeds_for(
     """
     if not degrees > 0 or math.isnan(sd):
         return None
+    # 1. The level of each test: two-sided against a baseline, corrected for their number.
     sides = 2 if baseline else 1
     alpha = ALPHA / _count_tests(contenders)
-
+    # 2. Try one number of seeds after another. `nctdtrit(df, noncentrality, p)` is the p quantile
+    # of a noncentral t.
     for seeds in range(MIN_SEEDS, most + 1):
         critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
         quantile = float(special.nctdtrit(degrees, critical, power))

@@ -247,7 +247,7 @@ def runs_csv(comparison: Comparison) -> str:
             lines.append(
                 _csv_line(run, findings, contender_of_run.get(id(run)), several=comparison.several)
             )
-    columns = list(dict.fromkeys(chain(*lines)))
+    columns = list(dict.fromkeys(chain(*lines)))  # the keys of all lines, each once
     return to_csv(columns, [list(map(line.get, columns)) for line in lines])
 
 
@@ -380,6 +380,7 @@ def format_mean(configuration: Configuration) -> str:
     if math.isnan(configuration.sd):
         return mean
     decimals = len(mean.partition(".")[2])
+    # `1.2e+05` and `1234` have no decimals to share.
     if "e" in mean or not decimals:
         return f"{mean} ± {format_metric(configuration.sd)}"
     return f"{mean} ± {configuration.sd:.{decimals}f}"

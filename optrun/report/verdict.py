@@ -66,12 +66,21 @@ class SweepVerdict:
 def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
     """Name the kind of a verdict, see `SweepVerdict.kind`; the first case that applies.
 
-    is_confirmed: The runs are those of an ended confirmation.
+    1. Nothing is ranked: `none`.
+    2. The runs are those of an ended confirmation (`is_confirmed`): `confirmed` if a test has
+       decided or there is one contender, else `undecided`.
+    3. There is one contender: `single`.
+    4. A workload was compared by another metric than its own: `exploratory`.
+    5. Nothing was tested, or one of the contenders was not: `pilot`.
+    6. A chosen configuration won against another one by these seeds: `selected`.
+    7. Else `compared`.
     """
+    # Case 1.
     ttest = comparison.ttest
     ranked = comparison.ranked
     if ttest is None or not ranked:
         return "none"
+    # Cases 2 to 4.
     is_single = len(ttest.ranking) < 2
     if is_confirmed:
         is_decided = any(result.verdict in DECIDED for result in ttest.comparisons.values())
@@ -80,11 +89,13 @@ def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
-    # Without a test, or if one of the contenders shares too few seeds to be in it.
+    # Case 5. A contender that shares too few seeds is not tested; with a baseline that is no matter
+    # to the others.
     if not ttest.is_tested or (
         not ttest.has_baseline and Verdict.too_few in map(ttest.verdict_text, ttest.ranking)
     ):
         return "pilot"
+    # Cases 6 and 7.
     return "selected" if any(map(is_selected_by_metric, ranked)) else "compared"
 
 
@@ -93,9 +104,10 @@ def is_selected_by_metric(contender: Contender) -> bool:
 
     Then its score on these seeds is better than it would be on fresh ones. Another configuration
     with fewer seeds, none of them a seed of the chosen one, does not count: it lost by its number
-    of seeds, see `build_contenders`.
+    of seeds.
     """
     chosen = contender.configuration
+    # The chosen one wins by its number of seeds first, then by the metric, see `build_contenders`.
     for configuration in contender.configurations:
         if configuration is chosen or not configuration.scores:
             continue
@@ -244,7 +256,8 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
         means[name] = fmean(comparison.scores[name].values())
     best_mean = means[ttest.ranking[0]]
     best = [name for name in titles if means[name] == best_mean]
-    # 2. The titles by verdict.
+    # 2. The titles by verdict, such as {"ruled out": ["lion at lr 1e-4"]}; that of the baseline
+    # itself apart.
     titles_by_verdict: dict[str, list[str]] = defaultdict(list)
     for name, title in titles.items():
         titles_by_verdict[ttest.verdict_text(name)].append(title)
@@ -297,13 +310,14 @@ def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]
         for name, result in ttest.comparisons.items()
         if name != ttest.reference and result.seeds
     }
-    # 1. Those that could be the best, and those behind the verdict.
+    # 1. `undecided` could be the best, `decisive` are behind the verdict: if only one could be the
+    # best, and so is the reference, they are all others.
     undecided = [comparisons[name] for name in ttest.possible if name in comparisons]
     decisive = undecided
     if len(ttest.possible) == 1:
         decisive = list(comparisons.values())
     # 2. The differences.
-    leads = [abs(result.difference) for result in comparisons.values()]
+    leads = [abs(result.difference) for result in comparisons.values()]  # of the reference
     gaps = [abs(result.difference) for result in undecided]
     widest_gap = max(gaps, default=0.0)
     largest_gap = ""
@@ -335,6 +349,7 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
     longer = ""
     if needs_longer_training(findings):
         longer = fill_text("longer.txt", run=findings.ranked[0].configuration.runs[0])
+    # `is_out`: it is ruled out, which the line adds to its name.
     shown_edges = [
         {"name": contender.name, "lr": rate(lr), "is_out": contender.name not in possible}
         for contender, lr in edges[:_EDGES]
@@ -398,7 +413,8 @@ def next_lr(contender: Contender, findings: Findings) -> float | None:
         return None
     if findings.mode == "max" and curve.best.mean == 1:
         return None
-    # At an edge only one of the two neighbours exists; it has no point if no run at it finished.
+    # At an edge one of the two is None, and the other is the neighbour, since two rates were tried.
+    # The neighbour has no point if no run at it finished.
     neighbour = curve.points.get(below or above or 0.0)
     if neighbour is not None and neighbour.mean == curve.best.mean:
         return None
@@ -414,6 +430,7 @@ def needs_longer_training(findings: Findings) -> bool:
     """
     if not find_contenders_at_edge(findings):
         return learns_nothing(findings)
+    # A wider grid would not help runs that were too short to tell one lr from another.
     loss = loss_beside(findings.metric)
     return all(_is_too_short(contender, loss) for contender in findings.ranked)
 
@@ -428,10 +445,12 @@ def _is_too_short(contender: Contender, loss: str) -> bool:
         contender: The contender.
         loss: Name of the evaluation loss, such as `eval/loss`.
     """
+    # 1. Nothing learnt in a task with classes: only such a task has a share of the majority class.
     if _learnt_nothing(contender):
         result = _results_without_learning(contender)[0]
-        if result.majority is not None:  # the share of the majority class: the task has classes
+        if result.majority is not None:
             return True
+    # 2. The loss still falls.
     return all(_falls_late(run, loss) for run in contender.configuration.runs)
 
 
@@ -467,6 +486,7 @@ def _learnt_nothing(contender: Contender) -> bool:
     training or than the majority class, or was evaluated on its training data. A run whose
     summary has no such verdict counts as one that learnt.
     """
+    # The results are those of the finished runs that learnt nothing, one for each of them.
     finished = [run for run in contender.configuration.runs if run.finished]
     return 2 * len(_results_without_learning(contender)) > len(finished)
 

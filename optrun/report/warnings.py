@@ -338,7 +338,7 @@ def _warn_of_doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
     if unscored:
         yield _write_warning("metric", unscored, metric=findings.metric)
     sizes = [to_number(run.from_summary("data", "eval_examples")) for run in finished]
-    fewest = min(filter(None, sizes), default=FEW_EXAMPLES)
+    fewest = min(filter(None, sizes), default=FEW_EXAMPLES)  # unknown sizes are left out
     if findings.mode == "max" and fewest < FEW_EXAMPLES:
         yield _write_warning("few-examples", fewest=fewest, metric=findings.metric)
     early: list[Run] = []

@@ -261,6 +261,16 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
 
     Without bend and prior, and with one key, level and slope are those of
     `np.polyfit(x, [curve.best for curve in curves], 1)`.
+
+    Example:
+        >>> sizes = np.array([[64.0], [128.0], [256.0]])  # the best lr is 0.1 / size
+        >>> curves = [
+        ...     FittedCurve(math.log(0.1 / size), 1e-3, 0.7, 0.0, 3, math.inf)
+        ...     for size in (64.0, 128.0, 256.0)
+        ... ]
+        >>> law = fit_law(sizes, curves)
+        >>> round(law.exponent(0).value, 6), round(law.predict([512.0]).exp().value * 512, 6)
+        (-1.0, 0.1)
     """
     center = np.log(sizes).mean(axis=0)
     x = np.log(sizes) - center
@@ -269,7 +279,7 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     optima = np.array([curve.best for curve in curves])
     variance = pool_variance(curves)
     design = np.column_stack([np.ones(len(x)), x, x**2])
-    flat = [0.0] * (1 + keys)
+    flat = [0.0] * (1 + keys)  # precision 0 of level and slopes
     prior_precision = np.diag(flat + [BEND**-2] * keys)
     covariance = np.linalg.inv(design.T @ design / variance + prior_precision)
     # The coefficients are P^-1 X'y / variance: this matrix times the optima y.
@@ -281,6 +291,6 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     residual = optima - design @ coefficients
     misfit = float(residual @ residual) / variance
     misfit += float(coefficients @ prior_precision @ coefficients)
-    spare = len(x) - 1 - keys
+    spare = len(x) - 1 - keys  # sizes minus level and slopes
     is_broken = spare > 0 and misfit > float(special.chdtri(spare, IMPROBABLE))
     return ScalingLaw(center, coefficients, covariance, shift, spare, is_broken)
