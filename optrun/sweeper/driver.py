@@ -162,8 +162,8 @@ class Driver:
                 continue
             row.record = self.sweep.read_record(name)
             row.state = self.sweep.state(name)
-            # A record still names the sweep process of a worker that was killed: look for our launch
-            # of the job, or for a process that holds its lock.
+            # A record still names the sweep process of a worker that was killed: look for a launch
+            # of ours with the job, or for a process that holds its lock.
             is_ours = row.record.open == self.token and name in names_at_work
             row.running = row.record.open is not None and (is_ours or self.sweep.is_running(name))
             # Until the retry begins, its attempts are those of the failure.
