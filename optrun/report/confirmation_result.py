@@ -352,27 +352,25 @@ def _compose_wider_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     # A job of a recipe that is a sweep has `hydra.mode=RUN` in its command.
     if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None
-    # 1. The grid for the first contender alone.
+    # 1. The contenders that one command covers: the first, and all that differ from it only in the
+    # optimizer and ran on the same seeds.
     first = runs[0]
     first_contender, first_lr = edges[0]
     seeds = sorted(first_contender.configuration.scores)
-    overrides = first.overrides_without(_SET_BY_THE_GRID)
-    grid = [f"lr={rate(first_lr)}"]
-    similar_runs = first_contender.configuration.runs
-    # 2. One grid for the first and all that differ from it only in the optimizer and ran on the
-    # same seeds.
-    lrs_by_optimizer = []
-    runs_of_all: list[Run] = []
+    grid = []
+    similar_runs: list[Run] = []
     for run, (contender, lr) in zip(runs, edges, strict=True):
         is_alike = _without_optimizer(run) == _without_optimizer(first)
         has_same_seeds = sorted(contender.configuration.scores) == seeds
         if is_alike and has_same_seeds:
-            lrs_by_optimizer.append(f"search.{run.optimizer}.lr={rate(lr)}")
-            runs_of_all += contender.configuration.runs
-    if len(lrs_by_optimizer) > 1 and findings.compared_keys == ["optimizer.name"]:
-        overrides = _without_optimizer(first)
-        grid = lrs_by_optimizer
-        similar_runs = runs_of_all
+            grid.append(f"search.{run.optimizer}.lr={rate(lr)}")
+            similar_runs += contender.configuration.runs
+    overrides = _without_optimizer(first)
+    # 2. If that is the first alone, or other keys separate contenders, too: only the first.
+    if len(grid) == 1 or findings.compared_keys != ["optimizer.name"]:
+        grid = [f"lr={rate(first_lr)}"]
+        similar_runs = first_contender.configuration.runs
+        overrides = first.overrides_without(_SET_BY_THE_GRID)
     # 3. The command.
     tokens = ["optrun", *plugins_of([first]), "-m"]
     if first.config_name:
