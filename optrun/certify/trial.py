@@ -305,7 +305,7 @@ class Trials:
         if child.ended():
             return None
         victim = child.kill_one(child.ranks(), self.rng)
-        if child.code == 0:
+        if child.code == 0:  # a run may end well although one of its ranks was killed at the end
             return None
         return victim
 

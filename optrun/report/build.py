@@ -298,6 +298,7 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
 def _print_runs_without_result(runs: Sequence[Run], console: Console) -> None:
     """List the started runs that diverged or did not finish; nothing if only one run started."""
     started = [run for run in runs if run.status != NOT_STARTED]
+    # `diverged` is the reason, or empty.
     without_result = [run for run in started if not run.finished or run.diverged]
     if len(started) < 2 or not without_result:
         return

@@ -257,8 +257,10 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
 def is_implied(key: str, other_keys: Sequence[str], runs: Iterable[Run]) -> bool:
     """Tell whether runs with the same values of other keys have the same value of this key.
 
-    Without other keys: whether all runs have the same value.
+    Without other keys: whether all runs have the same value. If runs have batch 8 and warm-up 10, 8
+    and 10, 16 and 20, the batch implies the warm-up; one more with 8 and 20, and it does not.
     """
+    # Values of the other keys -> the value of the first run with these.
     values: dict[tuple[object, ...], object] = {}
     for run in runs:
         value = run.settings([key])
@@ -290,7 +292,7 @@ def build_configurations(
     finished_scores = [score for score in scores if score is not None]
     untrained_scores = [run.untrained_score(metric, mode) for run in runs]
     worst = score_of_diverged(finished_scores, untrained_scores, mode)
-    # 2. Paths as short as they stay different.
+    # 2. Paths as short as they stay different; `short_paths` has none of other settings.
     short_paths = {}
     for key in keys:
         short_paths[key] = shorten_paths(run.setting(key) for run in runs if key in run.config)
@@ -303,7 +305,7 @@ def build_configurations(
         settings: dict[str, Setting] = {}
         for key in keys:
             if key in members[0].config:
-                setting = members[0].setting(key)
+                setting = members[0].setting(key)  # that of all members
                 settings[key] = short_paths[key].get(setting, setting)
         configurations.append(_join_seeds(settings, members, metric, worst))
     return configurations
@@ -330,6 +332,7 @@ def _join_seeds(
 
     # 1. The run that counts for each seed.
     def priority(run: Run) -> tuple[bool, str]:
+        """Order the run that counts last: finished before unfinished, then by its last update."""
         return run.finished, str(run.summary.get("updated_at", ""))
 
     by_update = sorted(runs, key=priority)
@@ -373,6 +376,7 @@ def build_contenders(
         groups[group].append(configuration)
 
     def preference(configuration: Configuration) -> tuple[float, float, float]:
+        """Order the best first: the most seeds, then the best mean, then the lowest loss."""
         return -len(configuration.scores), configuration.cost(mode), configuration.loss
 
     # 2. Choose the configuration of each contender.

@@ -98,7 +98,7 @@ class ConfirmationPlan:
         # 2. Seeds.
         if not isinstance(self.seeds, list) or not self.seeds:
             raise TypeError("seeds: expected a list")
-        if not all(type(seed) is int for seed in self.seeds):
+        if not all(type(seed) is int for seed in self.seeds):  # True is none
             raise TypeError("seeds: expected whole numbers")
         # 3. Numbers; None is unknown.
         for number in (self.power, self.difference, self.spread):
@@ -118,7 +118,7 @@ def read_plan(folder: Path) -> ConfirmationPlan | None:
         record = read_json(folder / RECORD)
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
-        plan = ConfirmationPlan(**record)
+        plan = ConfirmationPlan(**record)  # a TypeError if a field is unknown or missing
         plan.check()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -366,6 +366,7 @@ def make_plan(
             " folder of a sweep over optimizers."
         )
     sweep_seeds = {run.seed for run in findings.runs if run.seed is not None}
+    # One run of each chosen configuration, whose overrides are repeated.
     runs = {contender.name: contender.configuration.latest_runs[0] for contender in contenders}
     recipes = {(run.config_name, *run.config_dir) for run in runs.values()}
     if len(recipes) > 1:

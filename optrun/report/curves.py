@@ -93,6 +93,7 @@ def curves_figure(run: Run, title: str = "") -> Chart:
     columns = max(1, len(panels) - 1)
     grid = figure.add_gridspec(rows, columns, height_ratios=height_ratios)
     for index, (panel_title, metrics) in enumerate(panels.items()):
+        # The first panel, of the losses, has the whole upper row.
         cell = grid[0, :] if index == 0 else grid[1, index - 1]
         ax = figure.add_subplot(cell)
         style_axes(ax, title=panel_title, xlabel="optimizer step")

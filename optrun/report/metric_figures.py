@@ -173,6 +173,7 @@ def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
+        # The best point of each contender is seen, but for outliers, with some room beyond.
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
         note_cut_contenders(ax, findings.mode, bests)

@@ -255,7 +255,7 @@ class Run:
             accumulated = to_number(self.config.get("training.gradient_accumulation_steps", 1))
             ranks = to_number(self.from_summary("hardware", "ranks")) or 1
             size = (micro_batch or 0) * (accumulated or 0) * ranks
-        return int(size) or None
+        return int(size) or None  # 0: one of the factors is unknown
 
     @property
     def samples(self) -> int | None:
@@ -320,6 +320,7 @@ class Run:
         for argument in arguments:
             name, equals, value = argument.partition("=")
             if name in ("--config-dir", "-cd"):
+                # Either `-cd=DIR` or `-cd DIR`.
                 folder = value if equals else next(arguments, "")
                 if folder:
                     return ["--config-dir", folder]
@@ -531,7 +532,7 @@ def read_config(path: Path) -> dict[str, object]:
         ValueError: It holds no YAML mapping of resolved values.
     """
     config = yaml_mapping(path)
-    for key, _ in interpolations(config):
+    for key, _ in interpolations(config):  # the first one is reason enough
         raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
     return dict(_convert_numbers(config))
 

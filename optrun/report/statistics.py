@@ -171,11 +171,12 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
         values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
         mode: "min" if less is better, "max" if more is.
     """
-    # 1. Subtract every contender j from every i; NaN where one of the two has no score.
+    # 1. Subtract every contender j from every i: shape (..., k, k, seeds). NaN where one of the two
+    # has no score. Sums over the last axis have shape (..., k, k).
     differences = values[..., :, None, :] - values[..., None, :, :]
     both = ~np.isnan(differences)
     n = both.sum(axis=-1)
-    # 2. Scale by the largest score of each pair, so that no square overflows.
+    # 2. Scale by the largest score of each pair (`unit`), so that no square overflows.
     largest = np.nan_to_num(np.abs(values)).max(axis=-1, initial=0.0)
     unit = np.maximum(largest[..., :, None], largest[..., None, :])
     unit = np.where(unit > 0, unit, 1.0)

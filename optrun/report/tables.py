@@ -239,7 +239,7 @@ def runs_csv(comparison: Comparison) -> str:
     """
     lines = []
     for findings in comparison.workloads:
-        contender_of_run: dict[int, Contender] = {}
+        contender_of_run: dict[int, Contender] = {}  # by the id of the run, which has no hash
         for contender in findings.contenders:
             for configuration in contender.configurations:
                 contender_of_run |= {id(run): contender for run in configuration.runs}

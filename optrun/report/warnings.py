@@ -281,6 +281,7 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
 
     Such as `torch 2.9.0, 2.9.1`; values are cut to ten characters.
     """
+    # Where a value stands in the summary -> its title.
     titles = {("versions", name): name for name in ("optrun", "torch", "transformers")}
     files: set[str] = set()
     for run in runs:

@@ -241,7 +241,7 @@ def _why_left_out(findings: Findings) -> str:
         return "no run has finished with a result yet"
     if math.isnan(findings.untrained_metric):
         return "no run was evaluated before its first step, so nothing says how much was learnt"
-    sign = 1 if findings.mode == "min" else -1
+    sign = 1 if findings.mode == "min" else -1  # so that a gain is positive
     gain = (findings.untrained_metric - findings.best_mean) * sign
     sd = pooled_sd(
         [contender.configuration.finished_scores.values() for contender in findings.ranked]
@@ -270,6 +270,7 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     means: dict[str, dict[int, float]] = {}
     for name in names:
         means[name] = {}
+        # A seed with a score on every workload is among those of the first.
         for seed in scores_by_workload[0].get(name, {}):
             on_workloads = [scores.get(name, {}).get(seed) for scores in scores_by_workload]
             known_scores = [score for score in on_workloads if score is not None]

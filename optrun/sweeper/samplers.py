@@ -43,7 +43,7 @@ def build_sampler(
         study: Name of the study, hashed into the seed.
         space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
-    n_startup_trials = max(4, n_trials // 4)
+    n_startup_trials = max(4, n_trials // 4)  # before TPE has enough to learn from
     sampler_seed = trial_seed(seed, number, study)
     if name is Sampler.auto:
         is_early = n_trials < _FEWEST_FOR_TPE or number < n_startup_trials

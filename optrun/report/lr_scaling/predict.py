@@ -344,7 +344,8 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
             scores[lr] = point.scores
     if not scores:
         raise ConfigError("no run finished")
-    # 1. Tabulate the costs: one row for each seed, one column for each lr.
+    # 1. Tabulate the costs, of which less is better: one row for each seed, one column for each lr,
+    # rising.
     lrs = [*scores]
     costs = tabulate_scores(scores.values()).T
     if mode == "max":
@@ -366,6 +367,7 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
         further = lrs[0] / 2
         if best > 0:
             end = "highest"
+            # Twice the lr, or the geometric mean with the lowest lr that diverged if that is less.
             further = min(lrs[best] * 2, math.sqrt(lrs[best] * limit))
         raise ConfigError(
             f"the best lr, {rate(lrs[best])}, is the {end} of {len(lrs)}, so its optimum is"
@@ -393,6 +395,7 @@ def _refuse_useless(
             wide to be of use.
     """
     for key, sizes in swept.items():
+        # How many times each size is smaller or larger than the target.
         factors = np.maximum(sizes / target[key], target[key] / sizes)
         if factors.min() > FAR:
             raise ConfigError(
