@@ -195,12 +195,12 @@ def could_more_seeds_decide(ttest: TtestResult) -> bool:
     They could if no test decided on the contender yet, and the interval of its difference is not
     within +-`matters`, so that the difference may matter.
     """
-    # False without an interval, whose ends are NaN.
-    return any(
-        result.verdict in _OPEN and not max(abs(result.low), abs(result.high)) <= ttest.matters
-        for name, result in ttest.comparisons.items()
-        if name != ttest.reference
-    )
+    for name, result in ttest.comparisons.items():
+        # False without an interval, whose ends are NaN.
+        is_small = max(abs(result.low), abs(result.high)) <= ttest.matters
+        if name != ttest.reference and result.verdict in _OPEN and not is_small:
+            return True
+    return False
 
 
 def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]:
