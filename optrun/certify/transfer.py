@@ -86,21 +86,22 @@ def certify(
         model=replace(config.model, config=merged(config.model.config, base)),
     )
     prepared = prepare(base_config)
+    # 2. The width: the keys that the base names, without those of depth. If it names none, those of
+    # `WIDTH_KEYS` grow that the model has.
+    architecture = prepared.model.config
+    width_keys = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
+    if not width_keys:
+        values = {key: getattr(architecture, key, None) for key in WIDTH_KEYS}
+        width_keys = {key: value for key, value in values.items() if isinstance(value, int)}
     builder = _ModelBuilder(
         request=replace(request, config=base_config),
         prepared=prepared,
-        keys={key: value for key, value in base.items() if not _DEPTH_KEY.search(key)},
+        keys=width_keys,
         parametrization=parametrization,
         steps=steps,
         along="width",
         watch=watch,
     )
-    # 2. The width: the keys that the base names, without those of depth. If it names none, those of
-    # `WIDTH_KEYS` grow that the model has.
-    architecture = prepared.model.config
-    if not builder.keys:
-        values = {key: getattr(architecture, key, None) for key in WIDTH_KEYS}
-        builder.keys = {key: value for key, value in values.items() if isinstance(value, int)}
     checks = [_check_growth(builder, widths, seeds)]
     # 3. The depth, if it was asked for, or the base names a key of it. The batches are drawn again:
     # all models of one check see the same.
