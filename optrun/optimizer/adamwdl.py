@@ -231,7 +231,8 @@ class AdamWDL(BatchOptimizer):
         form = self._apart["decay_form"]
         keep = 1.0
         if form != "documented" and group["lr"]:
-            # A schedule writes the lr with the scale of the group, else PaddleNLP has it without.
+            # The lr that a schedule has written, with the scale of the group; without a schedule
+            # PaddleNLP takes the base lr, without a scale.
             first_lr = group["lr"] if self.lr_driver() else self.get_lr()
             keep *= 1.0 - first_lr * weight_decay
         if form != "paddlenlp-2.2":

@@ -106,7 +106,8 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
     if not warmup_steps or step >= warmup_steps or beta3 == 0:
         return beta3
     share = step / warmup_steps
-    # 1 / log of the decay: between those of beta1 and beta3, where 1 / log(0) counts as 0.
+    # 1 / log(decay) goes in a straight line from that of beta1 (0 for a beta1 of 0) to that of
+    # beta3.
     inverse_log = share / math.log(beta3)
     if beta1:
         inverse_log = (1 - share) / math.log(beta1) + inverse_log

@@ -304,7 +304,9 @@ class NamedOptimizer(Optimizer):
         """
         return name not in self._undecayed
 
-    def _excluded(self, option: str, *, must_match: bool, optional: Sequence[str] = ()) -> set[str]:
+    def _find_excluded_names(
+        self, option: str, *, must_match: bool, optional: Sequence[str] = ()
+    ) -> set[str]:
         """Collect the names of parameters excluded by an option with a list of patterns.
 
         Each group is searched with its own patterns. A pattern of a list that several groups share
@@ -332,7 +334,7 @@ class NamedOptimizer(Optimizer):
                     f"{option}={list(patterns)!r}: the parameters have no names to search. "
                     "Pass model.named_parameters() instead of model.parameters()."
                 )
-        # 2. Search them.
+        # 2. Search them; `match_names` refuses a pattern that must match and does not.
         for patterns, names in names_by_patterns.items():
             is_required = must_match and patterns != tuple(optional)
             excluded |= match_names(option, patterns, names, must_match=is_required)

@@ -240,7 +240,7 @@ class BatchOptimizer(NamedOptimizer):
             if batch.is_plain:
                 states = [self.state[param] for param in batch.params]
                 moments = [[state[slot] for state in states] for slot in slots]
-                batch.find_memory(moments, [grads[position] for position in batch.positions])
+                batch.set_memory(moments, [grads[position] for position in batch.positions])
         return list(batches.values())
 
     def _gather_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
@@ -261,7 +261,7 @@ class BatchOptimizer(NamedOptimizer):
             gathered.append((planned, states, batch))
         # Only now, when no batch has to be planned anew: counting changes the state.
         for planned, states, batch in gathered:
-            batch.rows, batch.row_of = self._count(planned, states)
+            batch.rows, batch.row_of = self._count_step(planned, states)
         return [batch for _, _, batch in gathered]
 
     def _make_batch(
@@ -274,7 +274,7 @@ class BatchOptimizer(NamedOptimizer):
         - Else each tensor is made ready by itself: its local shard, its touched rows, or a float32
           copy of a 16-bit parameter. This never returns None.
 
-        `_count` computes the scalars (`rows`, and the index into them of each tensor, `row_of`).
+        `_count_step` computes the scalars: `rows`, and the index of the row of each tensor, `row_of`.
 
         Args:
             planned: Its parameters, and the addresses of their tensors, if kernels may use them.
@@ -290,7 +290,7 @@ class BatchOptimizer(NamedOptimizer):
         first = self.param_groups[planned.group_of[0]]
         options = {key: first[key] for key in shared_options(self) if key in first}
         if planned.memory is not None:
-            return planned.plain_batch(options, grads, states, slots)
+            return planned.make_plain_batch(options, grads, states, slots)
         batch = Batch(
             options, state={slot: [] for slot in slots}, shares_memory=planned.shares_memory
         )
@@ -304,7 +304,9 @@ class BatchOptimizer(NamedOptimizer):
             batch.append(name, param, grad, state)
         return batch
 
-    def _count(self, planned: PlannedBatch, states: list[State]) -> tuple[list[Scalars], list[int]]:
+    def _count_step(
+        self, planned: PlannedBatch, states: list[State]
+    ) -> tuple[list[Scalars], list[int]]:
         """Count the step in the state of each tensor, and compute the scalars of the step.
 
         Tensors of one kind (group and traits, see `_traits`) with equal counters share a row of

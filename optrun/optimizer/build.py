@@ -116,6 +116,7 @@ def refuse_unshardable(
         reason = f"{key}: {cls.__name__} steps whole parameters, and distributed=fsdp shards them."
         if is_builtin(name) and not getattr(cls, "TAKES_SHARDS", False):
             raise ConfigError(f"{reason} {_NO_SHARDS}")
+        # A plugin's class: `vars` does not see an inherited attribute.
         if not is_builtin(name) and not vars(cls).get("TAKES_SHARDS", False):
             raise ConfigError(f"{reason} {_NO_SHARDS} {_IF_IT_DOES}")
 
@@ -210,11 +211,13 @@ def divide_groups(
     groups = [{**group, "optimizer": group.get("optimizer", choice)} for group in param_groups]
     if choice != "muon":
         return groups, {choice: dict(options)}
+    # `weight_decay` goes to both.
     not_of_muon = ("betas", "eps", "companion_lr_scale")
     muon_options = {key: value for key, value in options.items() if key not in not_of_muon}
     of_companion = ("betas", "eps", "weight_decay")
     companion_options = {key: value for key, value in options.items() if key in of_companion}
     lr_scale = options.get("companion_lr_scale", 1.0)
+    # Before `optimizer=muon` was set in every group.
     named_by_rule = [group.get("optimizer") == "muon" for group in param_groups]
     split = _split_for_muon(groups, named_by_rule, lr_scale)
     return split, {"muon": muon_options, COMPANION: companion_options}
@@ -259,8 +262,8 @@ def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[
     hidden: list[Any] = []
     rest: list[Any] = []
     for entry in group["params"]:
-        ((name, param),) = name_param_pairs([entry], 0)
-        role = _role(group, name)
+        ((name, param),) = name_param_pairs([entry], 0)  # an entry may be a parameter without name
+        role = _role_of_param(group, name)
         is_hidden = is_hidden_matrix(param, role) and group.get("layer") != "head"
         is_factor = factors and role == LORA and param.dim() == 2
         if is_hidden or is_factor:
@@ -270,7 +273,7 @@ def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[
     return hidden, rest
 
 
-def _role(group: Group, name: str) -> str | None:
+def _role_of_param(group: Group, name: str) -> str | None:
     """Return the `role` of a group; without one, `lora` for a LoRA factor's name, else None."""
     return group.get("role") or (LORA if is_lora(name) else None)
 
@@ -321,7 +324,7 @@ def _split_for_muon(
         refuse_flat_pieces(pairs, "Muon")  # which are 1-D: the companion would step them all
         hidden, rest = split_hidden_matrices(group, factors=is_named)
         if not is_named:
-            lora_factors += [name for name, _ in pairs if _role(group, name) == LORA]
+            lora_factors += [name for name, _ in pairs if _role_of_param(group, name) == LORA]
         if hidden:
             split.append({**group, "params": hidden})
         if rest:

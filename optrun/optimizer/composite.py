@@ -92,15 +92,16 @@ class Composite(NamedOptimizer):
             raise TypeError("Composite takes group dicts with the key 'params'.")
         group = {**param_group, "params": list_params(param_group["params"], may_be_empty=True)}
         name = group.pop("optimizer", self._first_member)
-        if not self._built:
+        if not self._built:  # called by torch's constructor: `_build_members` follows
             self._waiting.append((name, group))
             return
         pairs = name_param_pairs(group["params"], len(self.param_groups))
         refuse_repeats([*self.named_params().items(), *pairs])
+        # The member appends the group to its own groups, with all options filled in.
         if name in self.members:
             self.members[name].add_param_group(group)
         else:
-            steps_done = max(group["step"] for group in self.param_groups)
+            steps_done = max(member_group["step"] for member_group in self.param_groups)
             self._add_member(name, [{"step": steps_done, **group}])
         self._append_group(name, self.members[name].param_groups[-1])
         self._offer_momentum()
@@ -146,6 +147,7 @@ class Composite(NamedOptimizer):
     def _copy_momentum_to_betas(self) -> None:
         """Set the first beta of groups into which a scheduler of torch wrote a momentum."""
         for group in self.param_groups:
+            # The key stands in a group of a member with betas only if a scheduler wrote it.
             if "momentum" in group and "betas" in self.members[group["optimizer"]].defaults:
                 group["betas"] = (group["momentum"], *group["betas"][1:])
 

@@ -35,6 +35,7 @@ def averaged_params(optimizer: Optimizer) -> set[Tensor]:
 
 def _members_with_eval(optimizer: Optimizer) -> list[Any]:
     """List the members of a `Composite`, else the optimizer, with methods `eval` and `train`."""
+    # An optimizer that is no composite counts as its only member.
     members = getattr(optimizer, "members", {"": optimizer}).values()
     return [
         member
@@ -61,12 +62,12 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
         for key, value in optimizer.state.items()
     }
     for member in members:
-        _call_over_stepped(member, member.eval)
+        _call_with_stepped_params(member, member.eval)
     try:
         yield
     finally:
-        for member in members:
-            _call_over_stepped(member, member.train)
+        for member in members:  # so that each knows that it trains again
+            _call_with_stepped_params(member, member.train)
         with torch.no_grad():
             for param, before in weights:
                 param.copy_(before)
@@ -74,7 +75,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
         optimizer.state.update(state)
 
 
-def _call_over_stepped(optimizer: Optimizer, method: Any) -> None:
+def _call_with_stepped_params(optimizer: Optimizer, method: Any) -> None:
     """Call `eval` or `train` while the groups hold only parameters with state.
 
     SPlus of pytorch_optimizer fails at a parameter without state. The groups are restored.

@@ -55,7 +55,7 @@ def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str)
     pool = sorted(allowed)
     for key in keys:
         if key not in pool:
-            name_here = optimizer_option(str(key))
+            name_here = optimizer_option(str(key))  # None unless another package has this name
             hint = did_you_mean(str(key), pool)
             if name_here is not None:
                 hint = explain_translation(name_here).replace("optimizer.", "")
@@ -222,6 +222,7 @@ def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
     False without tensors, or if one is on the meta device.
     """
     tensors = [param for _, param in named]
+    # Values of a tensor on the meta device are in no buffer.
     plain = [t for t in tensors if type(t) is Parameter and t.dim() == 1 and not t.is_meta]
     if not plain or len(plain) < len(tensors):
         return False
@@ -270,7 +271,7 @@ def fold_lr_scale(
     folded = dict(group)
     if "lr_scale" in folded:
         folded["lr_ratio"] = not_negative("lr_scale", folded.pop("lr_scale"))
-        folded.setdefault("lr", base_lr * folded["lr_ratio"])
+        folded.setdefault("lr", base_lr * folded["lr_ratio"])  # an `lr` beside it stays
     elif "lr" not in folded:
         folded["lr_ratio"] = folded.get("lr_ratio", 1.0)
         folded["lr"] = base_lr * folded["lr_ratio"]

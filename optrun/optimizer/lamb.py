@@ -66,7 +66,7 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
             update.add_(param, alpha=scalars["decay"])
         decay_param_(param, scalars["keep"])
         ratio = torch.ones((), dtype=param.dtype, device=param.device)
-        if scalars["adapt"]:
+        if scalars["adapt"]:  # the norms are those of the full tensors, over all shards
             ratio = trust_ratios(options, *norms([param, update], [sharding] * 2))
         ratios.append(ratio)
         param.sub_(update.mul_(ratio * (scalars["lr"] * lr_factor)))
@@ -122,6 +122,7 @@ def _trust_ratios_of_tensors(batch: Batch, updates: Sequence[Tensor]) -> Tensor:
     ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
     adapted = [i for i, adapt in enumerate(batch.scalar_list("adapt")) if adapt]
     if adapted:
+        # One list for one collective; a parameter and its update are sharded alike.
         params_then_updates = [params[i] for i in adapted] + [updates[i] for i in adapted]
         shardings = [batch.shardings[i] for i in adapted]
         param_norms, update_norms = norms(params_then_updates, shardings * 2, foreach=True).chunk(2)
@@ -262,8 +263,10 @@ class Lamb(BatchOptimizer):
             in_order(group, LambConfig.BOUNDS)
             keep_base_lr(group, group.get("functions", ()), self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
-        self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
-        self._unadapted: set[str] = self._excluded(
+        self._undecayed = self._find_excluded_names(
+            "exclude_from_weight_decay", must_match=must_match
+        )
+        self._unadapted: set[str] = self._find_excluded_names(
             "exclude_from_layer_adaptation", must_match=must_match
         )
 

@@ -70,9 +70,9 @@ def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) ->
     if options["max_param_norm"] is not None:
         param_norms = param_norms.clamp(max=options["max_param_norm"])
     divisors = update_norms
-    if options["eps_in_trust"]:
+    if options["eps_in_trust"]:  # a norm of 0 stays 0, so that the ratio is 1 there
         divisors = torch.where(update_norms > 0, update_norms + options["eps"], update_norms)
-    ratios = trust_ratio(param_norms, divisors)
+    ratios = trust_ratio(param_norms, divisors)  # 1 where a norm is 0 or NaN
     if options["min_trust"] > 0 or options["max_trust"] is not None:
         both_positive = (param_norms > 0) & (update_norms > 0)
         bounded = ratios.clamp(options["min_trust"], options["max_trust"])

@@ -122,6 +122,7 @@ class LazyAdam(BatchOptimizer):
         The default of `exclude_from_weight_decay` holds only for parameters that were passed to the
         constructor without groups. A rule that the user has set holds for groups, too.
         """
+        # Not the one group that torch makes of parameters passed without groups.
         is_users_group = self._built or self._grouped
         has_default_rule = self.defaults["exclude_from_weight_decay"] == list(NAME_RULE)
         if is_users_group and has_default_rule and isinstance(param_group, dict):
@@ -137,7 +138,7 @@ class LazyAdam(BatchOptimizer):
         """
         if any(group["grad_centralization"] for group in self.param_groups):
             refuse_flat_pieces(list(self.named_params().items()), type(self).__name__)
-        self._undecayed = self._excluded(
+        self._undecayed = self._find_excluded_names(
             "exclude_from_weight_decay",
             must_match=self.defaults["unmatched_patterns"] == "error",
             optional=NAME_RULE,

@@ -47,7 +47,7 @@ def _step_in_parts(batch: Batch, adam: Update, *, foreach: bool) -> None:
         adam: Takes Adam's step on a batch, by the loop or by foreach operations.
         foreach: Whether to step all tensors at once by foreach operations; else in parts.
     """
-    for corrected in (True, False):
+    for corrected in (True, False):  # first the tensors with correction, then the others
         options = batch.options
         if not corrected:
             options = {**options, "betas": options["betas_1d"]}
@@ -211,6 +211,7 @@ def correct_grads(
         >>> correct_grads(grads, last_grads, foreach=False, **options)
         [tensor([ 0.6000, -0.8000])]
     """
+    # g + strength (g - g') is g' + (1 + strength) (g - g'), which lerp computes.
     weights = [1 + strength for strength in strengths]
     if foreach:
         corrected = list(torch._foreach_lerp(last_grads, grads, weights))

@@ -116,7 +116,7 @@ def norms(
             device=squares.device,
         )
         sums = squares.index_select(0, indices)
-        for group in groups:
+        for group in groups:  # one for each mesh dimension over which these tensors are sharded
             dist.all_reduce(sums, group=group)
         squares.index_copy_(0, indices, sums)
     return squares.sqrt().to(local_norms.dtype)

@@ -132,6 +132,7 @@ def build_foreign(
     keywords = _named_keywords(cls)
     options = _without_zero_decay(options, keywords)
     groups = [_without_zero_decay(group, keywords) for group in param_groups]
+    # 1. Refuse options that the class does not take.
     refuse_unknown_keys(options, keywords, owner)
     for group in groups:
         if "optimizer" in group:
@@ -142,6 +143,7 @@ def build_foreign(
             )
         refuse_unknown_keys(group, {*keywords, *_READ_BY_OPTRUN}, f"a group of {owner}")
 
+    # 2. Build it, and a small copy of it for the round trip.
     def build(groups: Sequence[ParamGroup]) -> Optimizer:
         optimizer: Any = cls([dict(group) for group in groups], lr=lr, **options)
         if has_evaluation_weights(optimizer):
@@ -150,6 +152,7 @@ def build_foreign(
         return optimizer
 
     optimizer = build_checked(build, groups, key=key, owner=owner, hint=hint)
+    # 3. Refuse options of single groups that it does not read from groups: its defaults lack them.
     for group in groups:
         for option in group.keys() - {*optimizer.defaults, *_READ_BY_OPTRUN}:
             raise ConfigError(

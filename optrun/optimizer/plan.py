@@ -168,13 +168,13 @@ class PlannedBatch:
         self.group_of.append(group)
         self.kind_of.append(self.kinds.setdefault((group, traits), len(self.kinds)))
 
-    def find_memory(self, states: Sequence[list[Tensor]], grads: list[Tensor]) -> None:
+    def set_memory(self, states: Sequence[list[Tensor]], grads: list[Tensor]) -> None:
         """Set `memory`, unless parameters share memory with each other or with gradients."""
         memory = Memory(self.params, states)
         if not memory.overlaps and memory.accepts_grads(grads):
             self.memory = memory
 
-    def plain_batch(
+    def make_plain_batch(
         self, options: Options, grads: list[Tensor], states: list[State], slots: Sequence[str]
     ) -> Batch | None:
         """Make a batch for kernels by address; None if the memory of its tensors has changed.

@@ -117,7 +117,8 @@ def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
     with preserved_random_states():
         first = SmallCopy(build, kinds)
         first.steps(0, _SAVED_AT)
-        second = _resumed(first, build, kinds)
+        second = _resume_in_second_copy(first, build, kinds)
+        # An optimizer may draw random numbers: both copies draw the same ones.
         restore = _remember_random_states()
         first.steps(_SAVED_AT, _LAST)
         restore()
@@ -195,20 +196,20 @@ def _small_group(group: Group, index: int) -> ParamGroup:
     return {**group, "params": pairs}
 
 
-def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCopy:
+def _resume_in_second_copy(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCopy:
     """Build a second copy with the weights and the state of the first, as a resumed run does.
 
     What is no tensor goes through JSON. Random generators are restored.
     """
     restore = _remember_random_states()
-    with evaluation_weights(first.optimizer):
+    with evaluation_weights(first.optimizer):  # which a checkpoint of the model holds
         weights = {name: param.detach().clone() for name, param in first.params.items()}
     tensors, meta = named_state(first.optimizer)
     saved = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    second = SmallCopy(build, groups)
+    second = SmallCopy(build, groups)  # seeds the generators
     with torch.no_grad():
         for name, param in second.params.items():
             param.copy_(weights[name])
@@ -246,6 +247,7 @@ def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
             return name
         if not same_bits(first_tensors[name], second_tensors[name]):
             return name
+    # The dict beside the tensors, with all else of the state.
     counters_agree = named_state(first.optimizer)[1] == named_state(second.optimizer)[1]
     if counters_agree:
         return None

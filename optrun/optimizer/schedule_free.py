@@ -199,6 +199,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
         lr = group["lr"]
         beta1, _ = group["betas"]
         lr_max = max(lr, counters["lr_max"])
+        # s_t, the weight of this step in the average.
         weight = counters["step"] ** group["r"] * lr_max ** group["weight_lr_power"]
         weight_sum = counters["weight_sum"] + weight
         c = weight / weight_sum if weight else 0.0
@@ -239,9 +240,10 @@ def _exchange_weights(param: Tensor, state: State, *, train_mode: bool) -> None:
     z = local(state["z"])
     weights = local(param)
     beta1 = state["beta1"]
-    if "master_weight" in state:
+    if "master_weight" in state:  # it holds y, whatever the parameter holds
         y = local(state["master_weight"])
         weights.copy_(y if train_mode else y.lerp(z, 1 - 1 / beta1))
         return
-    share = beta1 if train_mode else 1 / beta1  # of the weights that the parameter holds now
+    # Share of the weights that the parameter holds now; a share above 1 extrapolates, away from z.
+    share = beta1 if train_mode else 1 / beta1
     weights.copy_(weights.to(z.dtype).lerp(z, 1 - share))

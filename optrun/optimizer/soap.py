@@ -69,9 +69,10 @@ def _update_bases(
         # which is plain if SOAP made it; `local` allows for DTensors, as in `project`.
         matrix = local(preconditioner)
         # The gradient as a matrix (side, all others): of g itself for dimension 0, of g' for 1.
+        # A tensor of more dimensions is flattened to that.
         rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
         matrix.lerp_(rows @ rows.T, 1 - scalars["shampoo_beta"])
-        if not k:
+        if not k:  # the first gradient
             bases[dim] = eigenvectors(matrix)
         elif k % frequency == 0:
             bases[dim], order = next_basis(matrix, local(bases[dim]))
@@ -151,12 +152,15 @@ def _replace_weightless_columns(basis: Tensor, weights: Tensor) -> Tensor:
         basis: Orthogonal, (n, n); columns with a weight first.
         weights: Eigenvalue of each column, or its estimate, (n,).
     """
+    # 1. Count the columns before the first one whose weight may be a rounding error. These grow
+    # with the square root of the size; the 8 is a margin.
     side = len(weights)
     rounding = 8 * side**0.5 * torch.finfo(weights.dtype).eps * weights.max()
-    # Number of columns before the first one whose weight is no more than a rounding error.
+    # On the meta device there are no values to compare.
     rank = side if weights.is_meta else int((weights > rounding).cumprod(0).sum())
     if rank == side:
         return basis
+    # 2. Draw the others, and make them orthogonal to these and to each other.
     with_weight = basis[:, :rank]
     drawn = torch.randn(
         side, side - rank, generator=torch.Generator().manual_seed(side), dtype=torch.float64
@@ -257,7 +261,7 @@ class Soap(BatchOptimizer):
         A tensor without a preconditioner has neither `preconditioners` nor `bases`.
         """
         state = super()._new_state(group, param)
-        dims = self._preconditioned(param, group)
+        dims = self._preconditioned_dims(param, group)
         if dims:
             like = local(state["exp_avg"])
             state["preconditioners"] = {
@@ -280,7 +284,7 @@ class Soap(BatchOptimizer):
             "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta,
         }
 
-    def _preconditioned(self, param: Tensor, group: Group) -> list[int]:
+    def _preconditioned_dims(self, param: Tensor, group: Group) -> list[int]:
         """List the dimensions of a parameter with a preconditioner.
 
         These are all that are not longer than `max_precondition_dim`; none of a vector unless
@@ -295,6 +299,6 @@ class Soap(BatchOptimizer):
     def state_keys(self, param: Tensor, group: Group) -> set[str]:
         """List state keys as `NamedOptimizer`, with bases only for preconditioned tensors."""
         keys = super().state_keys(param, group)
-        if self._preconditioned(param, group):
+        if self._preconditioned_dims(param, group):
             return keys
         return keys - {"preconditioners", "bases"}

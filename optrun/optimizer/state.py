@@ -72,7 +72,7 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
     ]
     groups = []
     for index, group in enumerate(optimizer.param_groups):
-        options = {key: _describe(group[key]) for key in _options(optimizer, group)}
+        options = {key: _pack_option(group[key]) for key in _option_keys(optimizer, group)}
         counted = {
             key: _pack(value, f"groups/{index}/{key}", tensors)
             for key, value in group.items()
@@ -243,7 +243,7 @@ def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
     return params
 
 
-def _options(optimizer: Optimizer, group: Group) -> list[str]:
+def _option_keys(optimizer: Optimizer, group: Group) -> list[str]:
     """List the options among the keys of a group, without counters, names and descriptions.
 
     For an optimizer of optrun these are its defaults and those of its members; for any other one
@@ -297,7 +297,7 @@ def _load_counters(
     # 1. Read the counters of each saved group: entries that are neither options nor descriptions.
     no_counters = {"optimizer", *_NOT_OPTIONS}
     for group in optimizer.param_groups:
-        no_counters.update(_options(optimizer, group))
+        no_counters.update(_option_keys(optimizer, group))
     index_by_name: dict[str, int] = {}  # parameter -> index of its saved group
     saved_counters: list[ParamGroup] = []
     for index, group in enumerate(meta["groups"]):
@@ -351,11 +351,11 @@ def _refuse_other_options(optimizer: Optimizer, group: Group, saved: Group, name
     """
     if isinstance(optimizer, NamedOptimizer):
         return
-    for key in _options(optimizer, group):
+    for key in _option_keys(optimizer, group):
         if key not in saved:
             continue
         before = saved[key]
-        now = _describe(group[key])
+        now = _pack_option(group[key])
         are_compared = all(isinstance(value, int | str | None) for value in (before, now))
         if are_compared and before != now:
             raise ValueError(
@@ -433,7 +433,7 @@ def _restore_dimension_order(value: Tensor, order: list[int]) -> Tensor:
     return value.permute(order).contiguous().permute(inverse)
 
 
-def _describe(value: object) -> Any:
+def _pack_option(value: object) -> Any:
     """Convert an option of a group as `_pack` does; to its `repr` if JSON cannot hold it."""
     try:
         return _pack(value, "", {})

@@ -187,7 +187,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         if group is self.param_groups[0]:  # the first call of this step: join the groups anew
             # By the id of the first group of each run of neighbours: all of these.
             self._joined_groups: dict[int, list[ParamGroup]] = {}
-            for _, neighbours in groupby(self.param_groups, self._options_of):
+            for _, neighbours in groupby(self.param_groups, self._options_read_by_torch):
                 joined = list(neighbours)
                 self._joined_groups[id(joined[0])] = joined
         joined = self._joined_groups.pop(id(group), [])
@@ -196,7 +196,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         joined_params = chain.from_iterable(member["params"] for member in joined)
         return super()._init_group({**group, "params": joined_params}, params, grads, *state)
 
-    def _options_of(self, group: ParamGroup) -> list[object]:
+    def _options_read_by_torch(self, group: ParamGroup) -> list[object]:
         """List the options read by torch's update; unique for a group without `fused`.
 
         Neighbours with equal lists are joined, so a group without `fused` stays alone.

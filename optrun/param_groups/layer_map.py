@@ -140,7 +140,7 @@ class Layers:
         matrices = [name for name in self.params if self.roles[name] == MATRIX]
         if not self.stacks:
             return {name for name in matrices if id(self.params[name]) in self.output_ids}
-        layers = self._layers()
+        layers = self._map_params_to_layers()
         return {name for name in matrices if layers[name].label == HEAD}
 
     def by_param(self, n_layers: int | None) -> dict[str, Layer]:
@@ -176,9 +176,9 @@ class Layers:
                     f" of blocks ({depths})."
                 )
             stack.depth = n_layers
-        return self._layers()
+        return self._map_params_to_layers()
 
-    def _layers(self) -> dict[str, Layer]:
+    def _map_params_to_layers(self) -> dict[str, Layer]:
         """Map every parameter to its layer: by its use in a forward pass, else by its name.
 
         If both say the same layer, the reason (`Layer.why`) is that of the name.

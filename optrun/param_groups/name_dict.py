@@ -103,7 +103,7 @@ def layers_from_name_dict(
         >>> [layers[name].label for name in names]
         ['embeddings', 'layer_00', 'layer_01', 'head']
     """
-    values = structured_names(params, name_dict)
+    values = structured_names(params, name_dict)  # without the parameters that no key matches
     parsed = {name: _parse_layer(value) for name, value in values.items()}
     # 1. Count the blocks of each stack.
     depths: dict[str, int] = {}

@@ -68,7 +68,7 @@ def build_scheduler(
             f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "
             "It comes first: build_scheduler(optimizer, name, num_training_steps=...)."
         )
-    at_least(1)("num_training_steps", num_training_steps)
+    at_least(1)("num_training_steps", num_training_steps)  # raises TypeError or ValueError
     if callable(config_or_name) and not isinstance(config_or_name, str):
         if options:
             raise TypeError(
@@ -78,7 +78,7 @@ def build_scheduler(
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
         return Scheduler(optimizer, config_or_name, name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
-    lr = _peak_lr_at_scale_1(optimizer.param_groups)
+    lr = _peak_lr_at_scale_1(optimizer.param_groups)  # by which `min_lr` becomes a multiplier
     # A run passes a configuration, and its loop calls `observe` at every evaluation. Someone who
     # passes a name writes the loop himself, and may forget that call.
     has_own_loop = isinstance(config_or_name, str)
@@ -111,6 +111,7 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
         >>> [curve(global_step) for global_step in range(4)]
         [0.0, 0.5, 1.0, 0.5]
     """
+    # The entry of the choice in the registry; `load` imports its function.
     row = registry.choices("scheduler")[kind_of("scheduler", SCHEMAS, config)]
     builder = row.load()
     if row.origin is not None:  # a plugin registers a function of the step, not a builder
@@ -185,6 +186,7 @@ def _peak_lr_at_scale_1(groups: list[ParamGroup]) -> float:
     peaks_at_scale_1 = []
     for group in groups:
         peak = float(group["initial_lr"] if "initial_lr" in group else group["lr"])
+        # NamedOptimizer has renamed `lr_scale` to `lr_ratio`; torch's optimizers keep it.
         scale = group.get("lr_ratio", group.get("lr_scale"))
         peaks.append(peak)
         if scale:

@@ -253,6 +253,7 @@ def plugin_curve(function: Callable[..., float], config: SchedulerConfig, span: 
     """
     body = partial(function, config=config, decay_steps=span.after_warmup)
     last = span.after_warmup - 1
+    # A set, since in a run of fewer than 101 steps some are rounded to the same one.
     trial_steps = {round(i * last / _TRIAL_INTERVALS) for i in range(_TRIAL_INTERVALS + 1)}
     for at in sorted(trial_steps):
         call = (

@@ -123,6 +123,7 @@ def cosine(
         # Without jumps n descents have n - 1 ascents between them: 2n - 1 half periods of cos.
         progress *= 2 * num_cycles - 1
     elif num_cycles > 1 and progress < 1.0:
+        # `progress` becomes that within the present cycle.
         cycle, progress = _locate_cycle(progress, num_cycles, cycle_mult)
         peak = max(cycle_decay**cycle, final)
     return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
@@ -142,11 +143,12 @@ def _locate_cycle(progress: float, num_cycles: int, cycle_mult: float) -> tuple[
         >>> _locate_cycle(0.75, num_cycles=2, cycle_mult=1.0)
         (1, 0.5)
     """
-    lengths = [1.0]
+    lengths = [1.0]  # in units of the first cycle
     for _ in range(num_cycles - 1):
         lengths.append(lengths[-1] * cycle_mult)
     position = progress * sum(lengths)
     cycle = 0
+    # The last cycle is not left, whatever the rounding.
     while cycle < num_cycles - 1 and position >= lengths[cycle]:
         position -= lengths[cycle]
         cycle += 1

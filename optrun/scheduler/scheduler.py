@@ -106,7 +106,7 @@ class Scheduler(LRScheduler):
         """
         if metric is not None:
             self._observe_metric(metric)
-        elif self.last_epoch + 1 == self._metric_due_step:
+        elif self.last_epoch + 1 == self._metric_due_step:  # only at this step, so at most once
             self._warn_without_metric()
         self._step_count += 1
         self._update_lr()
@@ -166,7 +166,7 @@ class Scheduler(LRScheduler):
                     f" has {list(state_dict)[:6]}."
                 )
         self.last_epoch = int(state_dict["global_step"])
-        self._step_count = self.last_epoch + 1
+        self._step_count = self.last_epoch + 1  # torch counts the call in its constructor, too
         if self.plateau is not None and state_dict["plateau"] is not None:
             self.plateau.load_state_dict(state_dict["plateau"])
         self._set_group_lrs()
@@ -247,7 +247,7 @@ class Scheduler(LRScheduler):
                 f"the optimizer had {self._group_count} parameter groups, and now has"
                 f" {len(groups)}. Groups must not be removed: build a new scheduler."
             )
-        for group in groups[self._group_count :]:
+        for group in groups[self._group_count :]:  # new groups come last
             _refuse_lr_function(group, self.name)
             group.setdefault("initial_lr", float(group["lr"]))
         self._group_count = len(groups)

@@ -116,7 +116,8 @@ def norms(gradients: Gradients) -> Tensor:
             length_at.update(zip(positions, lengths.unbind(), strict=True))
     if length_at:
         lengths = torch.stack([length_at[position] for position in sorted(length_at)])
-    # 2. Sum the squares of sharded gradients over the processes.
+    # 2. Sum the squares of sharded gradients over the processes. `dims` are the dimensions of the
+    # mesh over which the gradients at `positions` are sharded.
     for (mesh, dims), positions in gradients.shards.items():
         indices = torch.tensor(positions, device=device)
         squares = lengths[indices].double().square()

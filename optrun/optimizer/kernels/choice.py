@@ -79,9 +79,11 @@ class Formula:
     def step(self, batch: Batch) -> Tensor | None:
         """Step a batch in place by the kernel for its options and device.
 
-        The compiled kernel and Triton's read tensors by address. If they cannot read these, foreach
-        steps them in place of Triton's kernel, and the loop in place of the compiled one. The loop
-        also steps tensors that share memory.
+        The compiled kernel and Triton's read tensors by address. In their place
+
+        - the loop steps tensors that share memory;
+        - if they cannot read some tensor (`is_plain`), foreach steps the batch in place of Triton's
+          kernel, and the loop in place of the compiled one.
 
         Returns:
             LAMB's trust ratios, shape (n,); None for other formulas.
@@ -89,9 +91,9 @@ class Formula:
         kernel = self.kernel(batch.options, batch.params[0].device.type, sharded=batch.is_sharded)
         if kernel in ("loop", "foreach"):
             return self.step_by(kernel, batch)
-        # The kernel is `compiled` or `triton`, which read and write by address.
-        # So that autograd refuses a backward pass over weights that have changed since the forward
-        # pass; torch's operations count versions, and these kernels do not.
+        # The kernel is `compiled` or `triton`. torch's operations count the versions of a tensor,
+        # so that autograd refuses a backward pass over weights that have changed since the forward
+        # pass; these kernels do not, so it is done here.
         increment_version(batch.params)
         if batch.grad_addresses:  # the plan of the batch has found all tensors readable
             return self.step_by(kernel, batch)
@@ -118,12 +120,12 @@ class Formula:
             return self.loop(batch)
         if kernel == "foreach":
             return self.foreach(batch)
-        table: Any = batch.tables.get(kernel)
+        table: Any = batch.tables.get(kernel)  # from an earlier step
         if table is None:
             make_table = library.Table if kernel == "compiled" else launch.Table
             table = make_table(self.name, batch.lists)
             batch.tables[kernel] = table
-        make_row = ROWS[self.name]
+        make_row = ROWS[self.name]  # from the scalars of the optimizer to those of the kernel
         rows = [make_row(batch.options, scalars) for scalars in batch.rows]
         addresses = batch.grad_addresses or [grad.data_ptr() for grad in batch.grads]
         # Only Triton's kernels take the flag.
@@ -168,7 +170,7 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
         return choice
     if device != "cpu":
         may_be_triton = choice in ("auto", "triton") and "triton" in kernels
-        uses_triton = may_be_triton and not why_unavailable(device)
+        uses_triton = may_be_triton and not why_unavailable(device)  # empty if it works
         return "triton" if uses_triton else "foreach"
     if choice in kernels:
         return choice

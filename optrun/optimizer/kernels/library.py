@@ -83,13 +83,14 @@ class Table:
             row_of: Index into `rows` of each tensor.
 
         Returns:
-            LAMB's ratio of each tensor, shape (n,), in the dtype of the parameters; else None.
+            LAMB's trust ratio of each tensor, shape (n,), in the dtype of the parameters; None for
+            other formulas.
 
         Raises:
             MemoryError: There is no memory for the kernel's queue; nothing was changed.
         """
         loaded = library().loaded
-        assert loaded is not None
+        assert loaded is not None  # `pick` chooses this kernel only if it is built
         count = self._count
         # The addresses are those of all parameters, of all gradients, and of each kind of state.
         # Only gradients may have moved since the last step.
@@ -101,21 +102,21 @@ class Table:
             FORMULAS.index(self._formula),
             int(self._dtype == torch.float64),
             ctypes.c_int64(count),
-            _pointer(self._addresses),
-            _pointer(self._sizes),
-            _pointer(rows_of_tensors),
-            _pointer(numbers),
+            _address_of_values(self._addresses),
+            _address_of_values(self._sizes),
+            _address_of_values(rows_of_tensors),
+            _address_of_values(numbers),
             ctypes.c_void_p(self._ratios.data_ptr()),
             torch.get_num_threads(),
         )
         if failed:
             raise MemoryError(f"no memory for the queue of a step over {count} tensors.")
-        if self._formula == "lamb":
+        if self._formula == "lamb":  # the next step overwrites `_ratios`, so a copy
             return self._ratios.to(self._dtype, copy=True)
         return None
 
 
-def _pointer(numbers: array[Any]) -> ctypes.c_void_p:
+def _address_of_values(numbers: array[Any]) -> ctypes.c_void_p:
     """Return the address of an array's values."""
     address, _ = numbers.buffer_info()
     return ctypes.c_void_p(address)

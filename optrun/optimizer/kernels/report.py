@@ -37,7 +37,7 @@ def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> st
     """
     names = {
         _kernel_of_group(stepper, group, device, sharded=sharded)
-        for stepper, group in _steppers(optimizer)
+        for stepper, group in _steppers_and_groups(optimizer)
     }
     return ", ".join(sorted(names))
 
@@ -60,7 +60,7 @@ def refuse_different_kernels(kernels: Sequence[str]) -> None:
         )
 
 
-def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
+def _steppers_and_groups(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
     """List (optimizer, group) pairs: of a `Composite`, the member that steps the group."""
     members = getattr(optimizer, "members", {})
     return [
@@ -83,6 +83,7 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: boo
     """
     if isinstance(stepper, BatchOptimizer):
         return stepper.FORMULA.kernel(group, device, sharded=sharded)
+    # The class and its base classes, up to torch's `Optimizer`, which is left out.
     classes = type(stepper).__mro__
     below_optimizer = classes[: classes.index(Optimizer)]
     derives_from_torchs = any(cls.__module__.startswith("torch.") for cls in below_optimizer)
@@ -113,14 +114,15 @@ def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> s
     if device == "cpu":
         fastest = "compiled"
         fallback = "loop"
-        reason = library.library().missing
+        reason = library.library().missing  # empty if it is built
     else:
         fastest = "Triton"
         fallback = "foreach"
         reason = why_unavailable(device)
     if not reason:  # the fastest kernel is there
         return kernel
-    for stepper, group in _steppers(optimizer):
+    # Tell the reason only if it decides: some group would take the fastest kernel, but falls back.
+    for stepper, group in _steppers_and_groups(optimizer):
         could_be_fastest = (
             isinstance(stepper, BatchOptimizer)
             and group.get("foreach") is None

@@ -61,7 +61,7 @@ class Table:
     ) -> Tensor | None:
         """Take one step over the tensors in place.
 
-        Addresses of gradients and scalars are sent to the device in one copy, and nothing waits.
+        Addresses of gradients and scalars are sent to the device in one message, and nothing waits.
 
         Args:
             grads: Addresses of the gradients.
@@ -71,8 +71,8 @@ class Table:
                 device.
 
         Returns:
-            LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the
-            parameters; else None.
+            LAMB's trust ratio of each tensor, shape (n,), in the dtype and on the device of the
+            parameters; None for other formulas.
 
         Raises:
             RuntimeError: A CUDA graph is being captured.
@@ -88,15 +88,17 @@ class Table:
             if self._formula == "lamb":
                 return torch.ones(self._count, dtype=self._dtype, device=device)
             return None
-        # For n tensors the message has 64 bits for each of: n addresses of gradients, n row
+        # 1. Write the message: numbers of 64 bits, for n tensors n addresses of gradients, n row
         # indices, `found_inf` (0.0 at first), and the scalars of all rows. `_launch` divides it
         # again.
         floats = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
         message.frombytes(floats.tobytes())
+        # 2. Send it, put the flag into its place there, and launch the kernels.
         with _current_device(device):
             sent = self._send(message)
             if found_inf is not None:
+                # On the device, so that the host need not wait for its value.
                 sent[2 * self._count].view(torch.float64).copy_(found_inf)
             constants = {"DTYPE": kernels.DTYPES[self._dtype], **kernels.OPTIONS}
             aligned = self._aligned and _are_aligned(grads)
@@ -126,7 +128,7 @@ class Table:
         row_of = sent[count : 2 * count]
         scalar_table = sent[2 * count :].view(torch.float64)
         tables = (self._tensor_table, grads, row_of, scalar_table)
-        grid = (self._chunk_count,)
+        grid = (self._chunk_count,)  # one program for each chunk
         if self._formula not in kernels.TWO_PASSES:
             getattr(kernels, self._formula)[grid](
                 *tables, self._chunks, ALIGNED=aligned, **constants
@@ -157,22 +159,22 @@ class Table:
         values = torch.frombuffer(message, dtype=torch.int64)
         if self._device.type != "cuda":
             return values.clone()
-        pinned, copied = self._free_pinned_memory()
+        pinned, copied = self._find_free_pinned_memory()
         pinned[: len(values)].copy_(values)
         sent = pinned[: len(values)].to(self._device, non_blocking=True)
         copied.record()
         return sent
 
-    def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
+    def _find_free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
         """Return free pinned memory, and the event to record after the next copy from it.
 
         It is free if the last copy from it is through. Else memory is allocated, for the longest
         message: a row of scalars for each tensor.
         """
         for pinned, copied in self._pinned:
-            if copied.query():
+            if copied.query():  # the copy is through
                 return pinned, copied
-        longest = self._count * (2 + len(SCALARS)) + 1
+        longest = self._count * (2 + len(SCALARS)) + 1  # see `step`
         pinned = torch.empty(longest, dtype=torch.int64, device="cpu", pin_memory=True)
         self._pinned.append((pinned, torch.cuda.Event()))
         return self._pinned[-1]

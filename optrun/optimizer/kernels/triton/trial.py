@@ -47,9 +47,10 @@ def _compare_with_loop(name: str, device: torch.device) -> str:
     They are compared with the same steps by `loop`, the kernel that steps one tensor after another
     in plain torch, in float64, with a tolerance of `NEAR`. A second call has to give the same bits.
     """
-    truth = _after_steps(name, "loop", torch.float64, device)
-    first = _after_steps(name, "triton", torch.float32, device)
-    second = _after_steps(name, "triton", torch.float32, device)
+    # Weights and state tensors after the steps, in one order.
+    truth = _tensors_after_steps(name, "loop", torch.float64, device)
+    first = _tensors_after_steps(name, "triton", torch.float32, device)
+    second = _tensors_after_steps(name, "triton", torch.float32, device)
     for tensor, true in zip(first, truth, strict=True):
         if not torch.allclose(tensor.double(), true, rtol=NEAR, atol=NEAR):
             return f"they compute another {name} there"
@@ -58,7 +59,9 @@ def _compare_with_loop(name: str, device: torch.device) -> str:
     return ""
 
 
-def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def _tensors_after_steps(
+    name: str, kernel: str, dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
     """Return weights and state tensors of an optimizer after `STEPS` steps by a kernel.
 
     The weights come first, then the state of each parameter; the start and the gradients are the
@@ -70,12 +73,12 @@ def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.devic
         dtype: Dtype of the parameters.
         device: Their device.
     """
-    params = [Parameter(_wave(size, 0).to(device, dtype)) for size in SIZES]
+    params = [Parameter(_make_cosine(size, 0).to(device, dtype)) for size in SIZES]
     build: Any = class_of(name)
     optimizer = build(params, lr=0.01, weight_decay=0.1)
     for step in range(1, STEPS + 1):
         for param in params:
-            param.grad = _wave(param.numel(), step).to(device, dtype)
+            param.grad = _make_cosine(param.numel(), step).to(device, dtype)
         for batch in optimizer.gather():
             optimizer.FORMULA.step_by(kernel, batch)
     tensors: list[Tensor] = [param.detach() for param in params]
@@ -85,7 +88,7 @@ def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.devic
     return tensors
 
 
-def _wave(size: int, phase: int) -> Tensor:
+def _make_cosine(size: int, phase: int) -> Tensor:
     """Make a cosine of `size` float32 values on the CPU, shifted by `phase`."""
     wave = torch.linspace(0.0, 9.0, size, dtype=torch.float32, device="cpu")
     return wave.add(phase).cos()
