@@ -239,7 +239,7 @@ class NamedOptimizer(Optimizer):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}.")
-        # 1. Check the options.
+        # 1. Check the options, in a copy of the group whose `lr` is filled in.
         allowed = self.defaults.keys() - self.OPTIMIZER_WIDE
         group = fold_lr_scale(
             param_group, base_lr=self.defaults["lr"], allowed=allowed, owner=type(self).__name__

@@ -274,7 +274,7 @@ class BatchOptimizer(NamedOptimizer):
         - Else each tensor is made ready by itself: its local shard, its touched rows, or a float32
           copy of a 16-bit parameter. This never returns None.
 
-        `_count_step` computes the scalars: `rows`, and the index of the row of each tensor, `row_of`.
+        `_count_step` computes the scalars, `rows`, and which row each tensor has, `row_of`.
 
         Args:
             planned: Its parameters, and the addresses of their tensors, if kernels may use them.

@@ -28,7 +28,7 @@ def class_of(name: str) -> type[Optimizer]:
         choices = [choice for choice in registry.names("optimizer") if choice != LIBRARY_CHOICE]
         near = did_you_mean(name, choices)
         raise ConfigError(f"optimizer={name}: there is no such optimizer. {near}")
-    row = registry.choices("optimizer")[name]
+    row = registry.choices("optimizer")[name]  # `origin` is the plugin that registered it
     cls = row.load()
     if not isinstance(cls, type) or not issubclass(cls, Optimizer):
         raise ConfigError(

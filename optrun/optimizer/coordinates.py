@@ -101,6 +101,7 @@ class SlopeLine:
         It is not explained if the deviation minus twice the noise is above half of `TOLERANCE`. NaN
         fails.
         """
+        # Both are false for NaN, so it fails.
         is_small = self.deviation <= TOLERANCE
         is_noise = self.deviation - 2 * self.noise <= TOLERANCE / 2
         return not is_small and not is_noise

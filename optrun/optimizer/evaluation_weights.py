@@ -56,6 +56,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     if not members:
         yield
         return
+    # Pairs of a parameter and a copy of its weights to train.
     weights = [(param, param.detach().clone()) for param in averaged_params(optimizer)]
     state = {
         key: dict(value) if isinstance(value, dict) else value

@@ -70,7 +70,7 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
             for kind, param in param_of_kind.items()
         }
         return {name: sizes[kind] for name, kind in kind_of.items()}
-    return dict.fromkeys(kind_of)
+    return dict.fromkeys(kind_of)  # None for all: neither copy could step
 
 
 def _make_on_meta(param: Tensor) -> Tensor:

@@ -85,6 +85,7 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     # 1. Compute the updates r = (m / (1 - b1^t)) / (sqrt(v) / sqrt(1 - b2^t) + eps) + decay w.
     corrections_of_tensors = [corrections(options, step) for step in batch.scalar_list("step")]
+    # Divisors of the first moments, of the second moments, and factors on lr.
     corrections1, corrections2, lr_factors = zip(*corrections_of_tensors, strict=True)
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     torch._foreach_div_(denoms, list(map(math.sqrt, corrections2)))

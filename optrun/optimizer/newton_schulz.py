@@ -53,7 +53,7 @@ def by_float32(
     for _ in range(steps):
         gram = _rounded(x @ x.T)
         polynomial = _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c))  # b A + c A A
-        x = _rounded(torch.addmm(x, polynomial, x, beta=a))
+        x = _rounded(torch.addmm(x, polynomial, x, beta=a))  # a X + polynomial X
     x = x.to(torch.bfloat16)
     return x.T if is_tall else x
 

@@ -40,7 +40,7 @@ def library_class(name: str) -> type[Optimizer]:
             "optimizer=pytorch_optimizer needs the library of that name: pip install"
             ' "optrun[optimizers]".'
         )
-    classes: dict[str, type[Optimizer]] = {}
+    classes: dict[str, type[Optimizer]] = {}  # by name in lower case
     for member in vars(importlib.import_module(LIBRARY)).values():
         if isinstance(member, type) and issubclass(member, Optimizer):
             classes[member.__name__.lower()] = member
@@ -54,6 +54,7 @@ def library_class(name: str) -> type[Optimizer]:
     if not cls.__module__.startswith(LIBRARY):
         instead = name.lower() if name.lower() in SCHEMAS else "adamw"
         raise ConfigError(f"{where}: that is torch's own. Take optimizer={instead}.")
+    # Name -> why it is not offered, and what to take instead.
     not_offered = table()["pytorch_optimizer"]
     if name.lower() in not_offered:
         why, instead = not_offered[name.lower()]

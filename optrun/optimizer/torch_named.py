@@ -477,7 +477,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
                     self._step_together(bucket)
                     bucket = []
                     elements = 0
-        self._step_together(bucket)
+        self._step_together(bucket)  # the rest, perhaps none
         return loss
 
     def _step_together(self, bucket: list[tuple[Tensor, Group]]) -> None:

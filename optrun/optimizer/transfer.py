@@ -42,9 +42,9 @@ def _adam_lr_factor(size: Growth, options: Options) -> float:
 def _sgd_lr_factor(size: Growth, options: Options) -> float:
     """Return the factor on lr if an update is proportional to the gradient, as SGD's.
 
-    Entries of a gradient scale with branch / (carried fan_out), see `_eps_factor`. Dividing Adam's
-    factor by that gives the factor here. A hidden matrix four times as wide and high has 1, a head
-    that reads four times as many inputs 1/4.
+    Entries of a gradient scale with branch / (carried fan_out), see `_eps_factor`. The factor is
+    Adam's, carried / fan_in, divided by that. A hidden matrix four times as wide and high has 1, a
+    head that reads four times as many inputs 1/4.
     """
     del options
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
@@ -352,10 +352,10 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
 def _decay_factor(size: Growth, options: Options, rule: str, lr_factor: float) -> float:
     """Return the factor on weight decay, so that a step decays the same share of a weight.
 
-    Decay is proportional to a power of lr that depends on its mode, so the factor is the inverse of
-    `lr_factor` to that power: where an lr_factor of 1/4 multiplies the decoupled decay lr *
-    weight_decay, weight_decay takes the factor 4. Within LAMB's trust ratio the decay also scales
-    with the weights, whose initial size `init` is divided out.
+    Decay is proportional to a power of lr that depends on its mode, so the factor is `lr_factor` to
+    minus that power: where an lr_factor of 1/4 multiplies the decoupled decay lr * weight_decay,
+    weight_decay takes the factor 4. Within LAMB's trust ratio the decay also grows with the
+    weights, whose initial size is `Growth.init` times that in the base; this is divided out.
 
     Args:
         size: How the parameter grew.

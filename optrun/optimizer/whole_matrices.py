@@ -187,13 +187,16 @@ def _exchange(
         group: The ranks.
         like: A tensor with the dtype and device of all tensors, since there may be none to send.
     """
+    # 1. Put all values to send into one flat tensor; `cat` needs at least one.
     flat_tensors = [tensor.reshape(-1) for tensor in chain.from_iterable(tensors)]
     send = torch.cat([like.new_empty(0), *flat_tensors])
     send_numels = [sum(map(Tensor.numel, to_rank)) for to_rank in tensors]
+    # 2. Exchange the values. The collective takes how many go to, and come from, each rank.
     numels_to_receive = [list(map(torch.Size.numel, from_rank)) for from_rank in shapes]
     receive_numels = list(map(sum, numels_to_receive))
     received = send.new_empty(sum(receive_numels))
     dist.all_to_all_single(received, send, receive_numels, send_numels, group=group)
+    # 3. Cut the received values into tensors, in the order of `shapes`.
     values = iter(received.split(list(chain.from_iterable(numels_to_receive))))
     return [[next(values).view(shape) for shape in from_rank] for from_rank in shapes]
 

@@ -153,7 +153,8 @@ def _find_heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
         >>> _find_heads(model, roles_of(model))
         {'2.weight'}
     """
-    paths = _modules_outside_blocks(model)
+    # 1. Matrices that no other matrix follows.
+    paths = _modules_outside_blocks(model)  # in the order of registration
     heads: set[str] = set()
     for index, path in enumerate(paths):
         parent = path.rpartition(".")[0]
@@ -165,6 +166,7 @@ def _find_heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
             continue
         params = model.get_submodule(path).named_parameters(path, recurse=False)
         heads |= {name for name, _ in params if roles.get(name) == MATRIX}
+    # 2. The output embeddings, if the model has such a method and layer.
     get_logits_layer = getattr(model, "get_output_embeddings", None)
     logits_layer = get_logits_layer() if callable(get_logits_layer) else None
     if logits_layer is not None:

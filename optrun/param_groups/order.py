@@ -111,8 +111,8 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
 
     Returns:
         A batch of one example, with every kind of input that `forward` takes: 8 tokens, an image,
-        one second of sound. If it has tokens and others, also a batch with the tokens only. Empty
-        for models of other libraries.
+        one second of sound, or 30 seconds of sound as features. If it has tokens and others, also a
+        batch with the tokens only. Empty for models of other libraries.
     """
     config = getattr(model, "config", None)
     main_input = getattr(model, "main_input_name", None)
@@ -131,8 +131,9 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
             sides = (size, size) if isinstance(size, int) else tuple(size)[:2]
             batch["pixel_values"] = torch.zeros(1, getattr(vision, "num_channels", 3), *sides)
         if main_input == "input_values":
-            batch[main_input] = torch.zeros(1, 16_000)
+            batch[main_input] = torch.zeros(1, 16_000)  # samples of one second
         if main_input == "input_features":
+            # 100 frames a second, as Whisper takes them.
             batch[main_input] = torch.zeros(1, getattr(config, "num_mel_bins", 80), 3_000)
     if 0 < len(tokens) < len(batch):
         return [batch, tokens]

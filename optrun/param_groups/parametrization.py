@@ -187,7 +187,7 @@ def _head_width(config: object) -> float | None:
         ConfigError: Width or number of heads is no number, such as one for each stage.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for key in ("head_dim", "d_kv"):
+    for key in ("head_dim", "d_kv"):  # the latter is T5's
         if isinstance(getattr(text, key, None), int):
             return float(getattr(text, key))
     width, heads = (getattr(text, key, None) for key in ("hidden_size", "num_attention_heads"))

@@ -101,11 +101,17 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
         module: The module that has it; None if it is not known.
 
     Returns:
-        The first that applies: `bias` by name; `norm` for parameters of a normalisation layer and
-        weight_norm's magnitude; `vector` for a tensor with at most one axis longer than 1 or the
-        learnt tokens of a sequence, unless it is a `weight` or in a linear layer, a convolution or
-        an embedding; `embedding` in an embedding layer or by name; else `matrix`. Not `lora` and
-        `head`, which depend on more.
+        The first that applies:
+
+        - `bias`: by its name.
+        - `norm`: in a normalisation layer, or weight_norm's magnitude.
+        - `vector`: of at most one dimension. Also with one axis longer than 1, or the learnt tokens
+          of a sequence; but not if it is a `weight`, or in a linear layer, a convolution or an
+          embedding.
+        - `embedding`: in an embedding layer, or by its name.
+        - `matrix`: any other.
+
+        Not `lora` and `head`, which depend on more.
 
     Example:
         >>> norm = nn.LayerNorm(4)
@@ -135,9 +141,9 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
 def is_norm(module: nn.Module) -> bool:
     """Tell whether a module is a normalisation layer, by its type.
 
-    One of torch's; or one without parameters in its children whose class, or a base class of it, is
-    named like a norm: `LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`. Names of
-    attributes (`ln_1`, `q_a`) tell less.
+    One of torch's; or any other module, without parameters in its children, whose class or a base
+    class of it is named like a norm: `LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`,
+    `ConvNextV2GRN`. Names of attributes (`ln_1`, `q_a`) tell less.
 
     Example:
         >>> is_norm(nn.GroupNorm(2, 4)), is_norm(nn.Linear(2, 4))
@@ -154,6 +160,7 @@ def is_norm(module: nn.Module) -> bool:
         for cls in type(module).__mro__
         if issubclass(cls, nn.Module) and cls is not nn.Module
     ]
+    # `NormLinear` and `NormAttention` are no norms.
     return any(_NORM_CLASS.search(name) and not _NOT_NORM_CLASS.search(name) for name in names)
 
 

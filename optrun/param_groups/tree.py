@@ -145,6 +145,7 @@ def tree_of(
         _add_path(root, path).param_shapes[leaf] = tuple(param.shape)
         for node in map(root.at, path_and_ancestors(path)):
             node.numel += param.numel()
+            # A comparison counts as 0 or 1.
             node.matrices += roles[name] in (MATRIX, EMBEDDING, LORA)
             node.vectors += roles[name] in (NORM, VECTOR)
             node.biases += roles[name] == BIAS

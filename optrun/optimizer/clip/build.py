@@ -40,6 +40,7 @@ def build_clip(config_or_name: ClipConfig | str, **options: object) -> Clip:
     config = choice("clip", SCHEMAS, config_or_name, options)
     rules: list[Rule] = []
     if isinstance(config, ValueClipConfig | NormClipConfig) and config.max_value is not None:
+        # Symmetric by default.
         low = -config.max_value if config.min_value is None else config.min_value
         rules.append(clip_by_value(low, config.max_value))
     if isinstance(config, GlobalNormClipConfig):
