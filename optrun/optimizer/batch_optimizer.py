@@ -183,13 +183,13 @@ class BatchOptimizer(NamedOptimizer):
         have_gradient = [grad is not None for grad in grads]
         keys = shared_options(self)
         options = [[group.get(key) for key in keys] for group in self.param_groups]
-        batches = None
         if self._plan is not None and self._plan.is_valid_for(params, have_gradient, options):
             batches = self._gather_by_plan(self._plan, grads)
-        if batches is None:  # no plan, or one that is not valid any more: make a new one
-            self._plan = Plan(params, have_gradient, options, self._plan_batches(grads, options))
-            batches = self._gather_by_plan(self._plan, grads)
-        assert batches is not None
+            if batches is not None:  # None: state is missing, or a tensor has moved in memory
+                return batches
+        self._plan = Plan(params, have_gradient, options, self._plan_batches(grads, options))
+        batches = self._gather_by_plan(self._plan, grads)
+        assert batches is not None  # a new plan fits
         return batches
 
     def _plan_batches(self, grads: list[Any], options: list[list[Any]]) -> list[PlannedBatch]:

@@ -141,12 +141,10 @@ def _apply_on_owners(
 
     # 1. Send the shards of this rank to the owners. `shards_of_ranks[rank]` are that rank's shards
     # of the matrices owned here, in the order of `owned_here`.
-    shards_of_ranks = _exchange(
-        [[matrices[i].shard for i in owned_by_rank] for owned_by_rank in owned],
-        [[shapes[i][rank] for i in owned_here] for rank in range(ranks)],
-        group,
-        matrices[0].shard,
-    )
+    like = matrices[0].shard
+    shards_to_send = [[matrices[i].shard for i in owned_by_rank] for owned_by_rank in owned]
+    shapes_to_receive = [[shapes[i][rank] for i in owned_here] for rank in range(ranks)]
+    shards_of_ranks = _exchange(shards_to_send, shapes_to_receive, group, like)
 
     # 2. Apply the function to the full matrices that this rank owns, and cut the results into the
     # shards of all ranks.
@@ -159,12 +157,8 @@ def _apply_on_owners(
             results_for_ranks[rank].append(shard)
 
     # 3. Send the shards of the results back. This rank gets one of each matrix, grouped by owner.
-    results_of_ranks = _exchange(
-        results_for_ranks,
-        [[shapes[i][rank_here] for i in owned_by_rank] for owned_by_rank in owned],
-        group,
-        matrices[0].shard,
-    )
+    result_shapes = [[shapes[i][rank_here] for i in owned_by_rank] for owned_by_rank in owned]
+    results_of_ranks = _exchange(results_for_ranks, result_shapes, group, like)
     order = chain.from_iterable(owned)  # of the matrices in the results
     result_of = dict(zip(order, chain.from_iterable(results_of_ranks), strict=True))
     return [result_of[i] for i in range(len(matrices))]

@@ -118,13 +118,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     for name, param in params.items():
         shape = tuple(param.shape)
         base_shape = tuple(base_params[base_names[name]].shape)
-        if len(shape) != len(base_shape) or any(
-            now < then for now, then in zip(shape, base_shape, strict=True)
-        ):
-            raise ConfigError(
-                f"{KEY}: {name} has the shape {base_shape} in the base, and {shape} in the model: a"
-                " dimension shrinks. Give a base that is no larger than the model in any key."
-            )
+        _refuse_smaller(name, shape, base_shape)
         path, _, leaf = name.rpartition(".")
         fan_in, fan_out = _growth_of_fans(name, leaf, modules[path], roles[name], shape, base_shape)
         growth[name] = Growth(
@@ -139,6 +133,21 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             is_head=name in heads and fan_in != 1 and fan_out == 1,
         )
     return growth
+
+
+def _refuse_smaller(name: str, shape: tuple[int, ...], base_shape: tuple[int, ...]) -> None:
+    """Refuse a parameter if a dimension is smaller than in the base, or their number differs.
+
+    Raises:
+        ConfigError: Naming the parameter and both shapes.
+    """
+    if len(shape) != len(base_shape) or any(
+        now < then for now, then in zip(shape, base_shape, strict=True)
+    ):
+        raise ConfigError(
+            f"{KEY}: {name} has the shape {base_shape} in the base, and {shape} in the model: a"
+            " dimension shrinks. Give a base that is no larger than the model in any key."
+        )
 
 
 def _find_heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
@@ -223,7 +232,7 @@ def _match_base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str]
             )
         for path, block in stack.blocks.items():
             base_block = block * base_stack.depth // stack.depth
-            base_path = f"{path.rpartition('.')[0]}.{base_block}"
+            base_path = f"{path.rpartition('.')[0]}.{base_block}"  # such as h.1 for h.3
             in_block = [name for name in params if name.startswith(f"{path}.")]
             names |= {name: base_path + name.removeprefix(path) for name in in_block}
             depth_ratios |= dict.fromkeys(in_block, base_stack.depth / stack.depth)
