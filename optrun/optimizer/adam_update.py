@@ -53,7 +53,7 @@ def _single_tensor_adam(batch: Batch) -> None:
         denom = exp_avg_sq.sqrt()
         scale = -scalars["lr"] / bias_correction(beta1, scalars["step"])
         root = math.sqrt(bias_correction(beta2, scalars["step"]))
-        if options.get("eps_form") == "mindspore":
+        if options.get("eps_form") == "mindspore":  # root n / (sqrt(v) + eps)
             scale *= root
         else:
             denom.div_(root)
@@ -93,7 +93,7 @@ def _multi_tensor_adam(batch: Batch) -> None:
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     scales = [-scalars["lr"] / bias_correction(beta1, scalars["step"]) for scalars in batch.scalars]
     roots = [math.sqrt(bias_correction(beta2, step)) for step in batch.scalar_list("step")]
-    if options.get("eps_form") == "mindspore":
+    if options.get("eps_form") == "mindspore":  # root n / (sqrt(v) + eps)
         scales = [scale * root for scale, root in zip(scales, roots, strict=True)]
     else:
         torch._foreach_div_(denoms, roots)

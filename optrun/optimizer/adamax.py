@@ -29,7 +29,7 @@ def _single_tensor_adamax(batch: Batch) -> None:
 
         g = g + l2 w + l1 sign(w)
         m = b1 m + (1 - b1) g
-        u = max(b2 u, |g|), with eps added by `eps_form`
+        u = max(b2 u, |g|), with eps added to b2 u, to |g|, or to u in the next line, by `eps_form`
         w = keep w - lr / (1 - b1^t) m / u
 
     l1, l2, keep, lr and t (`step`) are scalars of the batch.

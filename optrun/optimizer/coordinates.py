@@ -303,7 +303,7 @@ def _add_tied_names(model: nn.Module, growths: Mapping[str, Growth]) -> dict[str
         growth = growths[first_names[id(param)]]
         module = model.get_submodule(name.rpartition(".")[0])
         is_linear_weight = isinstance(module, nn.Linear) and param.dim() > 1
-        if not is_linear_weight:
+        if not is_linear_weight:  # first names are there already
             with_tied[name] = growth
         elif name not in with_tied and scales_logits:  # a second name: the tied head
             with_tied[name] = replace(growth, fan_in=growth.fan_out, fan_out=1.0, is_head=True)

@@ -93,9 +93,10 @@ class Memory:
         begins = torch.tensor(addresses, device="cpu")
         if bool(((begins == 0) & (self._grad_sizes > 0)).any()):  # torch's lazy zeros
             return False  # they have no memory
-        # A gradient overlaps a parameter if the first parameter that ends after its begin also
-        # begins before its end: with parameters at [0, 8) and [16, 24) a gradient at [8, 16) does
-        # not, and one at [12, 20) does. Parameters are sorted and do not overlap each other.
+        # A gradient overlaps a parameter if the first parameter that ends after the gradient begins
+        # also begins before the gradient ends: with parameters at [0, 8) and [16, 24) a gradient at
+        # [8, 16) does not, and one at [12, 20) does. Parameters are sorted and do not overlap each
+        # other.
         ends = begins + self._grad_sizes
         # Index of that parameter; after the last one the begin is larger than every address.
         next_params = torch.searchsorted(self._param_ends, begins, right=True)

@@ -181,7 +181,8 @@ class _BranchRecorder(UseRecorder):
         - A weight, such as a bias, and another tensor: what the other one is.
         - Two branches: one branch, with the last weights of both.
         - A branch, and the stream or a tensor older than the branch: the stream, see `_record_end`.
-        - A branch, and a younger tensor that is not the stream: none.
+        - A branch, and a younger tensor that is not the stream: none. A residual stream is older
+          than its branches.
         - The stream, and a tensor that is no branch: none. A norm has hidden the branch, so
           `normed_weight` is set.
         - Any other two: none.

@@ -212,7 +212,8 @@ class Layers:
             if first_uses:
                 begin_of_blocks[stack.path] = min(first_uses)
                 begin_of_last_block[stack.path] = max(first_uses)
-        # 2. Compare the uses of each parameter outside of all blocks with these.
+        # 2. Compare the uses of each parameter outside of all blocks with these: `begin` is the
+        # first use in any block, `begin_of_last` the first use in the last block.
         layers = {}
         for name, (first, last) in self.uses.items():
             if any(stack.block_of(name) is not None for stack in self.stacks):

@@ -81,16 +81,18 @@ def find_stacks(root: Node) -> list[Stack]:
     lists of blocks the largest is a stack, and others if `_is_large` says so. Empty for a model
     without a list of blocks.
     """
+    # 1. List the lists of possible blocks, and keep those that are made of blocks.
     merged = _merge_siblings(_outermost_lists(root))
     candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=True)]
     if not candidates:
         candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=False)]
     if not candidates:
         return []
-    # Beside the blocks there may be lists with a norm for each of them: these become part of them.
+    # 2. Add the lists beside them, such as those with a norm for each block.
     list_paths = {stack.path for stack in candidates}
     for stack in candidates:
         _add_lists_beside(root, stack, list_paths)
+    # 3. Leave out small ones.
     largest = max(candidates, key=lambda stack: stack.numel)
     return [stack for stack in candidates if stack is largest or _is_large(root, stack, largest)]
 

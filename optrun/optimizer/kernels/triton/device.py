@@ -185,7 +185,8 @@ def _divide(x, y):
 
 
 @triton.jit
-def _lerp(a, b, beta, weight):  # exact where a is b and where beta is 0
+def _lerp(a, b, beta, weight):
+    # beta a + weight b, for a beta of 1 - weight; exact where a is b and where beta is 0.
     return tl.where(weight < 0.5, a + weight * (b - a), b - beta * (b - a))
 
 
@@ -233,8 +234,13 @@ def adam(
 ):
     """Compute `adam_update._single_tensor_adam` for one chunk of a tensor.
 
-    w = keep w - step_size m / (correction2 sqrt(v) + eps), see `rows.adam_row`. With `nesterov` m
-    is beta1 m + (1 - beta1) g.
+        g = unscale g + l2 w
+        m = beta1 m + (1 - beta1) g
+        v = beta2 v + (1 - beta2) g^2
+        w = keep w - step_size m / (correction2 sqrt(v) + eps)
+
+    With `nesterov` the last line has beta1 m + (1 - beta1) g in place of m. For the scalars see
+    `rows.adam_row`.
     """
     # Of this program's chunk: the scalars of its tensor, its length, and pointers to its values.
     scalars, size, params, grads, exp_avgs, exp_avg_sqs, _ = _locate_chunk(
@@ -313,6 +319,7 @@ def adamax(
 
 @triton.jit
 def _adam_direction(exp_avg, exp_avg_sq, w, correction1, correction2, eps, decay):
+    # correction1 m / (correction2 sqrt(v) + eps) + decay w
     adam = _divide(exp_avg * correction1, _sqrt(exp_avg_sq) * correction2 + eps)
     return tl.where(decay != 0, adam + decay * w, adam)
 
@@ -537,6 +544,7 @@ def schedule_free(
             g = _load(grads, offsets, size, MASKED)
             z = _load(zs, offsets, size, MASKED)
             exp_avg_sq = beta2 * _load(exp_avg_sqs, offsets, size, MASKED) + weight2 * g * g
+            # With the gradient in place of a moment, which needs no correction.
             direction = _adam_direction(g, exp_avg_sq, w, 1.0, correction2, eps, decay)
             _store(exp_avg_sqs, offsets, exp_avg_sq, size, MASKED)
             _store(
@@ -623,6 +631,7 @@ def mars_norm(
         for block in range(start, stop, _BLOCK):
             offsets = block + tl.arange(0, _BLOCK)
             g = _load(grads, offsets, size, MASKED)
+            # An interpolation beyond g; past the end all is 0, so that the sum stays.
             c = _lerp(_load(last_grads, offsets, size, MASKED), g, -strength, one_plus_strength)
             squares += c.to(tl.float64) * c.to(tl.float64)
     # In the dtype of the tensors, so that it is infinite where it is to the loop.
