@@ -195,6 +195,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         A tensor that the header does not call a piece is whole, so it begins at 0 everywhere.
         """
         file = self._files[path] = safe_open(path, framework="pt")
+        # Name -> `saved_offsets`; empty for a file of one process.
         sharding = parse_json((file.metadata() or {}).get(_OFFSETS, "{}").encode(), path)
         for name in file.keys():  # noqa: SIM118  # no mapping
             shape = tuple(file.get_slice(name).get_shape())

@@ -115,6 +115,7 @@ def error_of(
     has_one_code = len({end.code for end in causes}) == 1
     code = cause.code if has_one_code and cause.code > 0 else EXIT_FAILED
     # 2. The message. Only a rank that was ended, or that ended without a report, has a `where`.
+    # Rank 0 speaks for the run, and so does a rank if all have its message.
     is_own_report = cause.code > 0 and cause.message and not cause.where
     speaks_for_all = cause.rank == 0 or {end.message for end in ends} == {cause.message}
     if is_own_report and speaks_for_all:

@@ -52,7 +52,7 @@ def load_trained_model(
             f" ({transformers.__version__})."
         )
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    # The model, in the dtype of the checkpoint.
+    # The model, in the dtype of the checkpoint: that of its first floating-point tensor.
     if snapshot.metadata.adapter is None:
         floats = (tensor for tensor in snapshot.model.values() if tensor.is_floating_point())
         dtype = next((tensor.dtype for tensor in floats), None)

@@ -195,6 +195,7 @@ class Forks:
         metadata = open_verified(folder, lazy=True).metadata
         refuse_invalid_state(folder, metadata)
         require(metadata.plugins or (), str(folder))
+        # Relative paths count from the folder that the run of the checkpoint was started in.
         config = saved.with_schemas(metadata.config, str(folder))
         rebase_paths(config, original_cwd(RunDir(folder.parent.parent).hydra))
         values = saved.plain(config)

@@ -232,6 +232,7 @@ def restore_fork(
         CheckpointError: As `restore_state`.
     """
     snapshot = restore_weights(snapshot, model, fork.changes)
+    # Loads the state if it fits, and returns a clause that says so.
     fork.optimizer_state = inherit_state(
         train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer
     )

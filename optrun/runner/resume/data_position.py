@@ -299,7 +299,8 @@ def shift_data_position(
     epoch, step_in_epoch = old.locate(state.position)
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
 
-    # 2. Where it goes on: `position` counts steps of the new size since the start of training.
+    # 2. Where it goes on: `position` counts steps of the new size since the start of training. In
+    # the example 24 examples were seen; step 2 begins with example 32, so 8 are left out.
     if _has_same_order(before, plan, fingerprint):
         size = plan.accumulation * plan.batch_size
         new_step = min(-(-seen // size), plan.steps_per_epoch)  # seen / size, rounded up

@@ -133,6 +133,7 @@ def _requests_other_batch(request: Request, saved: CheckpointMetadata, *, branch
             continue
         if key == MICRO and now.get(name) is None:
             continue  # null: it follows from the global batch
+        # Typed by itself, or with its group `training`.
         if branches or any(is_typed(typed, request.overrides) for typed in (key, "training")):
             return True
     return False
