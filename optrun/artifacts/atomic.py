@@ -205,6 +205,7 @@ def remove_folder(folder: Path) -> None:
     doomed = folder
     if not folder.name.startswith(DOOMED):
         doomed = folder.with_name(f"{DOOMED}{folder.name}")
+        # What a killed deletion left, or a link that somebody put there.
         if doomed.is_symlink():
             doomed.unlink()
         elif doomed.exists():

@@ -154,7 +154,7 @@ def write_manifest(temporary: Path, metadata: CheckpointMetadata, content: Conte
 
     Raises:
         OSError: The disk refused the write.
-        ValueError: The manifest would exceed the size that can be read back.
+        ValueError: One of the two files would be too large to be read back.
     """
     # 1. `state.json`.
     text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()

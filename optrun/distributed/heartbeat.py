@@ -107,8 +107,8 @@ class Heartbeats:
             os.ftruncate(file.descriptor, size)
             table = cls(mmap.mmap(file.descriptor, size), file)
         else:
-            table = cls(mmap.mmap(-1, size))
-        table.forget()
+            table = cls(mmap.mmap(-1, size))  # -1: no file
+        table.forget()  # the first status of each rank
         return table
 
     @classmethod

@@ -28,7 +28,7 @@ def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[Non
     main_thread = threading.get_ident()
 
     def warn(silent: dict[int, RankStatus]) -> None:
-        status = silent[0]
+        status = silent[0]  # the table below has one rank
         frame = sys._current_frames().get(main_thread)
         where = ""
         if frame is not None:

@@ -51,8 +51,8 @@ def write_model(
 ) -> None:
     """Write a model in `save_pretrained` form, with tokenizer and model card.
 
-    An adapter is written in peft's form, without its base. If the base was initialised from a seed
-    (`base` is None), nobody else could load it: a copy of the model is merged and written whole.
+    An adapter is written in peft's form, without its base. If the base was initialised from a seed,
+    nobody else could load it: a copy of the model is merged and written whole.
     An embedding model also gets the files of sentence-transformers.
 
     Args:
@@ -71,12 +71,13 @@ def write_model(
 
     transformers.utils.logging.disable_progress_bar()
     # 1. The weights.
-    facts = task_card(config)
+    facts = task_card(config)  # None: the task is not known here
     adapter = adapter_of(model)
+    # `base` is the hub name or the folder of the base; None: it was initialised from a seed.
     if adapter is not None and adapter.base is not None:
         write_adapter(folder, model)
         facts = replace(facts or TaskCard(), base=adapter.base)
-        if facts.classifies:
+        if facts.classifies:  # the base has no head of this size yet
             facts = replace(facts, arguments={"num_labels": model.config.num_labels})
     else:
         _write_whole_model(folder, model)

@@ -198,6 +198,7 @@ class TextClasses(Predictor):
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass: a number, the likeliest label, or all labels above 0.5."""
         logits = self.run(self.batch(inputs)).logits.float().cpu()
+        # of_numbers: a row has one number; of_sets: it may have several labels, or none.
         if self.config.task.of_numbers:
             return [{"prediction": shortest_decimal(number)} for number in logits.reshape(-1)]
         shares = logits.sigmoid() if self.config.task.of_sets else logits.softmax(-1)
