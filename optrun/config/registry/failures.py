@@ -2,9 +2,10 @@
 
 import re
 import sys
-import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
+from typing import NamedTuple
 
 from optrun.base.errors import OptrunError
 from optrun.config import registry
@@ -15,8 +16,17 @@ worker of a data loader.
 """
 
 
-Frame = tuple[str, int | None, str]
-"""File, line and function."""
+class PluginFile(NamedTuple):
+    """A file that registers choices."""
+
+    label: str
+    """What was typed after `--plugin`, else the path."""
+    names: list[str]
+    """What it registers, such as `optimizer=my_lion`."""
+
+    def position(self, frame: FrameSummary) -> str:
+        """Write a frame in this file, such as `my_lion.py, line 12, in step`."""
+        return f"{self.label}, line {frame.lineno}, in {frame.name}"
 
 
 def failure_of_others(error: BaseException) -> OptrunError | None:
@@ -28,12 +38,13 @@ def failure_of_others(error: BaseException) -> OptrunError | None:
     Returns:
         The error with the message to show; None if no plugin's file occurs in the traceback.
     """
-    last = _last_position(error, _plugin_files())
-    if last is None:
+    plugins = _plugin_files()
+    frame = _last_frame(error, plugins)
+    if frame is None:
         return None
-    position, names = last
+    plugin = plugins[frame.filename]
     return OptrunError(
-        f"{position}: {_description(error)}. It registers {', '.join(names)}. "
+        f"{plugin.position(frame)}: {_description(error)}. It registers {', '.join(plugin.names)}. "
         "Fix it there; HYDRA_FULL_ERROR=1 shows the traceback."
     )
 
@@ -48,41 +59,28 @@ def position_behind(error: OptrunError) -> str | None:
         Such as `my_lion.py, line 12, in step`. None if the error has no cause, no plugin's file
         occurs, or the plugin raised the error itself, whose message then says what is wrong.
     """
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = extract_tb(error.__traceback__)
     if error.__cause__ is None or not frames:
         return None
-    files = _plugin_files()
-    is_raised_by_plugin = frames[-1].filename in files
-    last = _last_position(error, files)
-    if is_raised_by_plugin or last is None:
+    plugins = _plugin_files()
+    # The last frame is where `error` was raised: its message says what is wrong.
+    is_raised_by_plugin = frames[-1].filename in plugins
+    frame = _last_frame(error, plugins)  # also in the causes of the error
+    if is_raised_by_plugin or frame is None:
         return None
-    position, _ = last
-    return position
+    return plugins[frame.filename].position(frame)
 
 
-def _last_position(
-    error: BaseException, files: dict[str, tuple[str, list[str]]]
-) -> tuple[str, list[str]] | None:
-    """Find the last frame of an error in some files.
-
-    Args:
-        error: An error with its traceback and causes.
-        files: See `_plugin_files`.
-
-    Returns:
-        Label, line and function of the frame as text, and the names that its file registered, such
-        as `("my_lion.py, line 12, in step", ["optimizer=my_lion"])`; None if no frame is in these
-        files.
-    """
-    frames = [frame for frame in _frames(error) if frame[0] in files]
-    if not frames:
-        return None
-    file, line, function = frames[-1]
-    label, names = files[file]
-    return f"{label}, line {line}, in {function}", names
+def _last_frame(error: BaseException, files: Container[str]) -> FrameSummary | None:
+    """Find the last frame of an error and its causes in some files; None if there is none."""
+    last = None
+    for frame in _frames(error):
+        if frame.filename in files:
+            last = frame
+    return last
 
 
-def _frames(error: BaseException) -> Iterator[Frame]:
+def _frames(error: BaseException) -> Iterator[FrameSummary]:
     """Yield the frames of an error, after the frames of its causes.
 
     So the last frame is the one where `error` itself was raised. Frames that a data loader's worker
@@ -95,10 +93,9 @@ def _frames(error: BaseException) -> Iterator[Frame]:
         raised_from_itself = cause.__cause__ is cause  # `raise error from error`
         cause = cause.__context__ if raised_from_itself else cause.__cause__
     for link in reversed(chain):
-        for frame in traceback.extract_tb(link.__traceback__):
-            yield frame.filename, frame.lineno, frame.name
+        yield from extract_tb(link.__traceback__)
         for file, line, function in _WORKERS_FRAME.findall(str(link)):
-            yield file, int(line), function
+            yield FrameSummary(file, int(line), function)
 
 
 def _description(error: BaseException) -> str:
@@ -117,18 +114,18 @@ def _description(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
-def _plugin_files() -> dict[str, tuple[str, list[str]]]:
-    """Map each file with registered classes of others to its label and registered names.
+def _plugin_files() -> dict[str, PluginFile]:
+    """Map the path of each file that registers choices, but not optrun's own, to what is in it.
 
-    The label is what was typed after `--plugin`, else the path. A file has two entries if its path
-    is a link: one for the path, one for the resolved path. One entry is, for example,
-    `"/home/me/my_lion.py": ("my_lion.py", ["optimizer=my_lion"])`.
+    `optrun --plugin my_lion.py` gives, for example, `"/home/me/my_lion.py":
+    PluginFile("my_lion.py", ["optimizer=my_lion"])`. A file has two entries if its path is a link:
+    one for the path, as it stands in tracebacks, and one for the resolved path.
     """
     typed_by_path: dict[str, str] = {}
     plugins = sys.modules.get("optrun.config.registry.plugins")
     if plugins is not None:
         typed_by_path = {record["path"]: record["plugin"] for record in plugins.LOADED.values()}
-    files: dict[str, tuple[str, list[str]]] = {}
+    files: dict[str, PluginFile] = {}
     for row in registry.of_others():
         file = getattr(sys.modules.get(row.target.__module__), "__file__", None)
         if file is None:
@@ -136,6 +133,6 @@ def _plugin_files() -> dict[str, tuple[str, list[str]]]:
         resolved = str(Path(file).resolve())
         label = typed_by_path.get(resolved, resolved)
         for path in {file, resolved}:
-            _, names = files.setdefault(path, (label, []))
-            names.append(f"{row.kind}={row.name}")
+            entry = files.setdefault(path, PluginFile(label, []))  # one for all of its rows
+            entry.names.append(f"{row.kind}={row.name}")
     return files
