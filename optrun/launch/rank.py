@@ -155,22 +155,26 @@ def take_part(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome |
         _rank_output(rank.launched.rank, payload.run),
         _watching_others(rank, rendezvous, timeout_seconds),
     ):
-        end = RankEnd(rank.launched.rank, EXIT_DONE)
+        end = RankEnd(rank.launched.rank, EXIT_DONE)  # unless an error replaces it
         outcome = None
-        # Every error becomes the end of this rank; the error of the run is raised below.
+        # 1. Train. No error is raised here, so that every rank reports its end.
         try:
             outcome = _train(rank, payload, rendezvous)
         except OptrunError as error:
             end = _describe_end(rank, error, error.exit_code)
-            if not rank.is_main:  # goes to its log; rank 0 prints to the terminal
-                sys.stderr.write(f"optrun: {printable(end.message)}\n")
+            # Rank 0 prints nothing: the error of the run is raised below, and printed.
+            if not rank.is_main:
+                sys.stderr.write(f"optrun: {printable(end.message)}\n")  # goes to its log
         except BaseException as error:
             end = _describe_end(rank, error, EXIT_FAILED)
-            # A traceback on the terminal only if rank 0 itself is the cause.
+            # The log of another rank always gets the traceback. The terminal, which is rank 0's,
+            # does not get it if rank 0 failed only because another rank did not answer.
             is_only_consequence = rank.is_main and end.lost_rank
             if not is_only_consequence or os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
+        # 2. Report this end, and learn how other ranks ended.
         ends = _report_end(rank, rendezvous, end)
+    # 3. One error for all of them; None if all known ranks ended well.
     run_error = error_of(ends, payload.run.rank_log)
     if run_error is not None:
         raise run_error
@@ -289,14 +293,19 @@ def _watching_others(rank: Rank, rendezvous: Rendezvous, timeout_seconds: float)
     killed: set[int] = set()
 
     def kill_hung(silent: dict[int, RankStatus]) -> None:
-        """Kill ranks; silent: number of the rank on this machine -> its last heartbeat."""
+        """Kill the ranks that hang, and report their ends; the watchdog calls it again and again.
+
+        Args:
+            silent: Number of a rank on this machine -> its last heartbeat.
+        """
+        # Of the silent ranks those that hang: the others only wait for them in a collective.
         end_by_rank = find_hung(silent, timeout_seconds, rank.launched.local_size)
         newly_hung = end_by_rank.keys() - killed
         killed.update(newly_hung)
         for local_rank in newly_hung:
             end = end_by_rank[local_rank]
             with contextlib.suppress(LostRankError):
-                rendezvous.send("end", asdict(end), end.rank)
+                rendezvous.send("end", asdict(end), end.rank)  # as if that rank had sent it
         for local_rank in newly_hung:
             kill(silent[local_rank])
 
@@ -315,15 +324,16 @@ def _dead_ranks(rank: Rank) -> dict[int, str]:
 def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEnd]:
     """Report how this rank ended, and collect the ends of other ranks.
 
-    The report goes to the rendezvous, and to the optrun process that started this rank. Then:
+    The report goes to the rendezvous, and to the optrun process that started this rank. Then the
+    rank waits for others:
 
-    - A rank of a launcher that only lost another rank waits 10 s for the ends of all, since one of
-      them is the cause.
-    - Rank 0 collects the ends that are reported already. If all ranks end together
-      (`_AGREED_CODES`), it also waits until the others have read its end.
-    - If all ranks end together, the others wait for the end of rank 0, which has its summary and
-      curves to write: a launcher kills all ranks as soon as one exits with another code than 0.
-    - Any other rank waits for nothing.
+    1. A rank of a launcher that only lost another rank: 10 s for the ends of all, since one of them
+       is the cause.
+    2. Rank 0, if all ranks end together (`_AGREED_CODES`): until the others have read its end. If
+       they do not, it waits for nothing, and takes the ends that are reported already.
+    3. Any other rank, if all end together: for the end of rank 0, which has its summary and curves
+       to write. A launcher kills all ranks as soon as one exits with another code than 0.
+    4. Any other rank, if they do not: for nothing.
 
     If rank 0 is gone before it reported, a rank that ended well has failed, too.
 
@@ -336,26 +346,26 @@ def _report_end(rank: Rank, rendezvous: Rendezvous, end: RankEnd) -> list[RankEn
         _write_end(rank, end)
     with contextlib.suppress(LostRankError):  # the rank or launcher with the store is gone
         rendezvous.send("end", asdict(end))
-    ends: dict[int, PlainDict] = {}
+    others: dict[int, RankEnd] = {}
     seeks_cause = end.lost_rank and not rank.is_watched
     ends_together = end.code in _AGREED_CODES
     try:
         if rank.is_main or seeks_cause:
-            ends = _collect_ends(rank, rendezvous, PARTING_SECONDS if seeks_cause else 0.0)
+            others = _collect_ends(rank, rendezvous, PARTING_SECONDS if seeks_cause else 0.0)
             if rank.is_main and ends_together:
                 _await_confirmations(rank, rendezvous)
         elif ends_together:
-            ends = _await_end_of_main(rank, rendezvous)
-    except LostRankError:
+            others = _await_end_of_main(rank, rendezvous)
+    except LostRankError:  # the store is gone, and perhaps rank 0 before it saved
         if end.code == EXIT_DONE and not rank.is_main:
             end = RankEnd(end.rank, EXIT_FAILED, _UNCONFIRMED, lost_rank=True)
             if rank.is_watched:
                 _write_end(rank, end)
-    others = [RankEnd(**values) for number, values in ends.items() if number != end.rank]
-    return [end, *others]
+    others.pop(end.rank, None)
+    return [end, *others.values()]
 
 
-def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[int, PlainDict]:
+def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[int, RankEnd]:
     """Collect the ends of all ranks, waiting for them for some seconds.
 
     For a rank of this machine that died without a report, this rank reports its end.
@@ -366,45 +376,49 @@ def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[in
         seconds: How long to wait; 0: return the ends that are reported already.
 
     Returns:
-        Rank -> the fields of its `RankEnd`; ranks without a report are left out.
+        Rank -> its end; ranks without a report are left out.
 
     Raises:
         LostRankError: The store is gone.
     """
     deadline = time.monotonic() + seconds
     while True:
-        # The dead first: a rank may report its end and die in between.
+        # 1. The dead first: a rank may report its end and die in between. The optrun process that
+        # watches ranks reports the dead itself.
         dead = {} if rank.is_watched else _dead_ranks(rank)
-        ends = rendezvous.collect("end", range(rendezvous.size), min(seconds, _LOOK_SECONDS))
+        # 2. All reports so far; 0 s: without waiting for more.
+        reports = rendezvous.collect("end", range(rendezvous.size), min(seconds, _LOOK_SECONDS))
+        ends = {number: RankEnd(**fields) for number, fields in reports.items()}
+        # 3. The dead without a report.
         for number in dead.keys() - ends.keys():
-            ends[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=dead[number]))
-            rendezvous.send("end", ends[number], number)
+            ends[number] = RankEnd(number, EXIT_FAILED, "it is gone", where=dead[number])
+            rendezvous.send("end", asdict(ends[number]), number)
         if len(ends) == rendezvous.size or time.monotonic() >= deadline:
             return ends
 
 
-def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, PlainDict]:
+def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, RankEnd]:
     """Wait for the end of rank 0, and confirm it; empty if rank 0 dies without a report.
 
     Also empty if the timeout of the rendezvous passes first.
 
     Returns:
-        0 -> the fields of its `RankEnd`.
+        `{0: END}`, or empty.
 
     Raises:
         LostRankError: The store is gone, perhaps with the machine that held it.
     """
     deadline = time.monotonic() + rendezvous.timeout
-    ends: dict[int, PlainDict] = {}
-    while not ends and time.monotonic() < deadline:
+    reports: dict[int, PlainDict] = {}
+    while not reports and time.monotonic() < deadline:
         is_dead = 0 in _dead_ranks(rank)  # first: rank 0 may report its end and die in between
-        ends = rendezvous.collect("end", [0], 0.0 if is_dead else _LOOK_SECONDS)
+        reports = rendezvous.collect("end", [0], 0.0 if is_dead else _LOOK_SECONDS)
         if is_dead:
             break
-    if ends:
+    if reports:
         with contextlib.suppress(LostRankError):  # rank 0 may have left already
             rendezvous.send("confirmed", None)
-    return ends
+    return {number: RankEnd(**fields) for number, fields in reports.items()}
 
 
 def _await_confirmations(rank: Rank, rendezvous: Rendezvous) -> None:
