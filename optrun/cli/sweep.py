@@ -83,11 +83,12 @@ class _Plan:
 
     command: SweepCommand
     options: SweeperConfig
-    jobs: list[jobs_of.Job]
+    jobs: list[jobs_of.Job] = field(default_factory=list)
     """All of them; empty for a search."""
     search: Search | None = None
+    """Draws the values of each trial; None: a grid."""
     tuned: list[str] = field(default_factory=list)
-    """Keys that tell no contenders apart, whatever they are."""
+    """Searched keys: runs that differ only in these belong to the same contender of the report."""
 
     @property
     def examples(self) -> list[jobs_of.Job]:
@@ -95,6 +96,13 @@ class _Plan:
         if self.search is None:
             return self.jobs
         return self.search.examples()
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of all jobs or trials."""
+        if self.search is None:
+            return [job.values["seed"] for job in self.jobs]
+        return self.search.seeds()
 
 
 def sweep(
@@ -114,12 +122,13 @@ def sweep(
     """
     command = _command(hydra, command_line)
     options = sweeper_options(cfg)
-    # 1. The contenders: one optimizer, or other choice, each with its own keys.
+    # 1. The contenders: optimizers, each with overrides and ranges of its own. Without
+    # `search.OPTIMIZER.KEY` one contender for each grid, or a single one without grids.
     grids = options.grids if isinstance(options, GridConfig) else []
     contenders: list[Contender] = []
     for grid in grids or [{}]:
-        contenders += _contenders(hydra, forks, command, options, grid)
-    # 2. The trials of a search, or the jobs of a grid.
+        contenders += _build_contenders(hydra, forks, command, options, grid)
+    # 2. The trials of a search, or the jobs of a grid. Composing them refuses what does not fit.
     compose = jobs_of.Composer(
         hydra, command.config_name, complete=forks.complete, require=forks.refuse_other_position
     )
@@ -127,21 +136,18 @@ def sweep(
         from optrun.sweeper.search import Search
 
         search = Search(hydra, compose, options, contenders)
-        plan = _Plan(command, options, jobs=[], search=search, tuned=search.tuned())
-        seeds = search.seeds()
+        plan = _Plan(command, options, search=search, tuned=search.tuned())
     else:
         points: list[list[str]] = []
         tuned: set[str] = set()
         for contender in contenders:
-            points += jobs_of.combinations(hydra, contender.overrides)
+            points += jobs_of.combinations(hydra, contender.overrides)  # one for each job
             tuned |= contender.own_keys
-        jobs = jobs_of.build_jobs(compose, points)
-        plan = _Plan(command, options, jobs, tuned=sorted(tuned))
-        seeds = [job.values["seed"] for job in jobs]
+        plan = _Plan(command, options, jobs_of.build_jobs(compose, points), tuned=sorted(tuned))
     # 3. The confirmation, if there is one, is checked before the sweep starts.
     confirms = options.confirm.asked
     if confirms:
-        refuse_unfit_confirmation(options.confirm, seeds, plan.examples)
+        refuse_unfit_confirmation(options.confirm, plan.seeds, plan.examples)
 
     def write_report(folder: Path, exit_code: int) -> SweepVerdict:
         from optrun.report.build import report
@@ -149,6 +155,7 @@ def sweep(
         is_brief = confirms and exit_code != EXIT_STOPPED_EARLY  # a confirmation's report follows
         return report([folder], console=caller.console, brief=is_brief).verdict
 
+    # 4. The sweep. Its confirmation is left to the caller.
     outcome = _run(plan, cfg, caller, write_report)
     return replace(outcome, confirm=options.confirm if confirms else None)
 
@@ -229,6 +236,7 @@ def _run(
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
+    # A grid without an unfinished job only compares again, and reads no data.
     if search is not None or any(
         directory.state(job.name).status != "finished" for job in plan.jobs
     ):
@@ -246,6 +254,7 @@ def _run(
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
+                # It asks for the jobs anew whenever some have ended; those of a grid stay the same.
                 driver.run_unfinished_jobs(lambda: list(map(PlannedJob, plan.jobs)))
         finally:
             view.stop()
@@ -368,7 +377,7 @@ def _plain_grid(**changed: object) -> GridConfig:
     return GridConfig(**{**values, "confirm": ConfirmConfig(**values["confirm"])})
 
 
-def _contenders(
+def _build_contenders(
     hydra: Hydra,
     forks: Forks,
     command: SweepCommand,
@@ -378,7 +387,6 @@ def _contenders(
     """Build the contenders of one grid, with checked overrides.
 
     A contender is one optimizer with its own keys, or with no `search.OPTIMIZER.KEY` all of them.
-    The command line wins over the grid, and the grid over `params` and `search` of the file.
 
     Args:
         hydra: Composes configurations.
@@ -386,19 +394,20 @@ def _contenders(
         command: The command of the sweep.
         options: `hydra.sweeper`.
         grid: One of `hydra.sweeper.grids`; empty if there are none.
+
+    Raises:
+        ConfigError: An override is invalid, or for an optimizer that is not listed.
     """
-    for token in command.overrides:
-        if token.startswith("hydra.sweep.subdir="):
-            raise ConfigError(
-                f"{token}: optrun names the folders of jobs itself; hydra.sweep.dir=DIR moves all."
-            )
+    # 1. The overrides of all sources. If two give the same key, the later source wins.
     in_file = [*jobs_of.param_overrides(options.params), *search_overrides(options.search)]
     in_grid = jobs_of.param_overrides(grid, "hydra.sweeper.grids")
     typed = [token for token in command.overrides if not overrides.is_hydra(token)]
     tokens = jobs_of.merged(jobs_of.merged(in_file, in_grid), typed)
+    # 2. Those of one optimizer (`search.lamb.lr=1e-3,2e-3`), and those of all. The former are
+    # checked with the optimizer that they are for.
     search_tokens = list(filter(overrides.is_search, tokens))
     common_tokens = [token for token in tokens if not overrides.is_search(token)]
-    check = partial(forks.check, sweep=True)
+    check = partial(forks.check, sweep=True)  # refuses, or returns the tokens for Hydra
     return contenders_of(hydra, check, check(common_tokens), search_tokens)
 
 
@@ -467,7 +476,7 @@ def _tell_end(driver: Driver, end: str) -> None:
     """
     note = driver.view.note
     job_table = driver.job_table
-    note(job_table.counts())
+    note(job_table.counts())  # such as "2 of 8 finished · 1 running · ..."
     if isinstance(driver.options, OptunaConfig) and driver.options.prunes:
         done, all_steps = job_table.steps()
         note(f"{done:,} of {all_steps:,} steps done; pruning saved {all_steps - done:,}")

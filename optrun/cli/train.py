@@ -242,6 +242,10 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
                 f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR names the folder of its"
                 " jobs."
             )
+        if token.startswith("hydra.sweep.subdir="):
+            raise ConfigError(
+                f"{token}: optrun names the folders of jobs itself; hydra.sweep.dir=DIR moves all."
+            )
     cfg = store.compose(hydra, command_line.config_name, forks.complete(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or command_line.resume is not None:
         raise ConfigError("resume continues one run; to continue a sweep, repeat its command.")
