@@ -45,15 +45,19 @@ def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> C
         config_name: Name of the composed configuration, as after `-cn`.
         error: What Hydra, OmegaConf or Python raised.
     """
+    # 1. An error of OmegaConf that Hydra did not wrap: a `${...}` without a value.
     if isinstance(error, OmegaConfBaseException):
         return interpolation_error(None, error)
+    # 2. A recipe, or an entry of a defaults list, that no folder has.
     if isinstance(error, MissingConfigException):
         return _missing_file_error(hydra, config_name, str(error.missing_cfg_file))
+    # 3. A value of a file of the user, for which Hydra wraps the error of OmegaConf and begins with
+    # the configuration that it merged: "In 'optimizer/mine': ...".
     cause = error.__cause__ or error.__context__
-    # Hydra begins with the configuration that it merged: "In 'optimizer/mine': ...".
     config_path = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and config_path and config_path[1] in READ:
         return _merge_error(config_path[1], cause)
+    # 4. Any other.
     return ConfigError(f"{_last_file()}{_describe_composition(error, cause)}")
 
 

@@ -111,17 +111,21 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     """
     choices = ", ".join(sorted(options))
     name = str(name)
+    # 1. A list of choices.
     if name.startswith("["):
         return ConfigError(f"{group}={name}: a run has one {group}. Give one of {choices}.")
-    translation = translate_choice(group, name)
+    # 2. A choice of another program that optrun does not offer: the translation says so.
+    translation = translate_choice(group, name)  # such as "data=files data.train=mine.csv", or None
     if translation is not None and translation.startswith(NOT_OFFERED):
         return ConfigError(f"{group}={name}: {translation}.")
-    hint = did_you_mean(name, options)  # the near names, or all choices if none is near
+    # 3. The near names and all choices; all choices alone if none is near.
+    hint = did_you_mean(name, options)
     if nearest(name, options):
         hint += f" Choices: {choices}."
         # A name near a choice is a typing error rather than a path.
         if translation is not None and "path=" in translation:
             translation = None
+    # 4. Instead of these the translation, if its choice is valid here.
     if translation is not None:
         translated_choice = translation.split()[0].partition("=")[2]
         if translated_choice in options:

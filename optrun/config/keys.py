@@ -168,6 +168,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
             f"{problem} Give code on the command line only: --plugin FILE.py or --plugin MODULE."
         )
     # 2. Below a mapping that only another choice has.
+    # The error for `model.config.n_layer` of model=pretrained is about `model.config`.
     if len(inner) > 1 and group in GROUPS:
         mapping = f"{group}.{inner[0]}"
         if mapping not in keys and choices_with(group, inner[0]):
@@ -201,9 +202,7 @@ def _children(keys: Iterable[str], head: str) -> list[str]:
 def _hint_beside(
     keys: list[str], siblings: list[str], head: str, leaf: str, other_choices: list[str]
 ) -> str:
-    """Suggest keys for an unknown name below a mapping; empty if nothing is near.
-
-    A suggestion is a sentence with a blank at its end.
+    """Suggest keys for an unknown name below a mapping, as a sentence; empty if nothing is near.
 
     Args:
         keys: Every dotted key of the configuration.
@@ -212,15 +211,18 @@ def _hint_beside(
         leaf: The unknown name in it.
         other_choices: Other choices of the group, which have this key.
     """
+    # 1. Another choice has it: a key of the same name deeper here, or that choice.
     if other_choices:
         deeper = [key for key in keys if key.startswith(f"{head}.") and key.endswith(f".{leaf}")]
         if deeper:
             return f"Did you mean {' or '.join(deeper)}?"
         return f"It belongs to {list_names([f'{head}={choice}' for choice in other_choices], 3)}."
+    # 2. Near names beside it, and the same name elsewhere, such as `lr` for `optimizer.lr`.
     elsewhere = [leaf] if leaf in _TOP_LEVEL else keys_called(leaf)
     close = [*(f"{head}.{name}" for name in nearest(leaf, siblings)), *elsewhere]
     if close:
         return f"Did you mean {' or '.join(close)}?"
+    # 3. An option of a model from scratch.
     if head == "model" and "config" in siblings:
         return f"Options of transformers' configuration are model.config.KEY: model.config.{leaf}."
     return ""

@@ -54,15 +54,19 @@ def _with_literal_text(token: str) -> str:
         >>> _with_literal_text("data.column_names=[text,1e5]")
         "data.column_names=[text,'1e5']"
     """
+    # 1. The words of the value: one, or several of a list or sweep.
     key, equals, value = token.partition("=")
     is_list = value.startswith("[") and value.endswith("]")
     if is_list:
         value = value[1:-1]
     items = [item.strip() for item in value.split(",")]
-    if not equals or not all(map(_PLAIN.fullmatch, items)):  # such as a quoted value, or a function
+    # 2. Nothing to quote: no value, a quoted value or a function, words that Hydra reads as typed,
+    # or a key that takes numbers.
+    if not equals or not all(map(_PLAIN.fullmatch, items)):
         return token
     if not any(map(changes_text, items)) or not takes_text(key.lstrip("+")):
         return token
+    # 3. Quote the words that Hydra would respell.
     texts = ",".join(quote_path(item) if changes_text(item) else item for item in items)
     if is_list:
         return f"{key}=[{texts}]"
@@ -150,12 +154,12 @@ def _with_literal_path(token: str) -> str:
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
         return token
-    exists = "${" not in value and os.path.lexists(expand_home(value))
+    exists = "${" not in value and os.path.lexists(expand_home(value))  # not an interpolation
     try:
         override = _parse_cached(token)
-    except HydraException:
+    except HydraException:  # quotes do not mend a list or mapping: its own error is clearer
         is_path = exists or value[0] not in "[{('\""
-    else:
+    else:  # such as `a,b.csv`, which Hydra reads as two values
         is_misread = override.is_sweep_override() or override.value() != value
         is_path = exists and is_misread
     if is_path:

@@ -114,10 +114,11 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         ConfigError: A key or choice is unknown, a value has the wrong type, or a list of values is
             given without `-m`.
     """
+    # 1. `GROUP.name=NAME`. The overrides of a branch include such names, from its trunk.
     branch = next((item for item in overrides if item.key_or_group == "branch_from"), None)
     if branch is None or branch.value() is None:
-        refuse_names(overrides)  # the overrides of a branch include names, from its trunk
-    # 1. The choices, since they decide which keys there are.
+        refuse_names(overrides)
+    # 2. The choices, since they decide which keys there are.
     choices: list[Override] = []
     for override in overrides:
         if override.key_or_group in store.GROUPS:
@@ -126,24 +127,24 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         elif override.key_or_group.startswith("hydra/"):
             _check_hydra_choice(hydra, override)
             choices.append(override)
-    # 2. A configuration with the first value of each choice, and copies that take values: putting a
-    # value into one checks its type.
+    # 3. The composition of the first value of each choice, and copies of it: each value is put into
+    # a copy, which checks its type. One has the keys of the run, one those of Hydra.
     first_choices = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, first_choices)
     run_cfg = store.without_hydra(composed)
-    with_hydra = run_cfg
+    hydra_cfg = run_cfg  # not used
     if any(override.is_hydra_override() for override in overrides):
-        with_hydra = copy.deepcopy(composed)
-        OmegaConf.set_struct(with_hydra, False)
-        OmegaConf.set_readonly(with_hydra, False)
-    # 3. The values.
+        hydra_cfg = copy.deepcopy(composed)
+        OmegaConf.set_struct(hydra_cfg, False)
+        OmegaConf.set_readonly(hydra_cfg, False)
+    # 4. The values. Choices are checked already.
     tokens = []
     for override in overrides:
         token = str(override.input_line)
         if override.key_or_group == "hydra":
             raise ConfigError(f"{token}: expected a key of Hydra's, such as hydra.run.dir=DIR.")
         if override.key_or_group.startswith("hydra."):
-            _check_hydra_key(with_hydra, override)
+            _check_hydra_key(hydra_cfg, override)
         elif override not in choices:
             token = _check_value(run_cfg, token, override, sweep=sweep)
         tokens.append(token)
@@ -364,9 +365,12 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     """
     key = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
+    # 1. In a mapping that takes any key, such as `model.config`: there is nothing to check. For a
+    # new key Hydra demands a sign: `+` or `++`.
     if open_prefix(base, key) is not None:
         has_sign = override.is_add() or override.is_force_add() or override.is_delete()
         return token if has_sign else f"++{token}"
+    # 2. The key.
     if not has_key(base, key):
         raise unknown_key(base, key)
     if override.is_delete():
@@ -374,6 +378,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
             f"{token}: {key} cannot be deleted. Give it a value, or null if `optrun --help {key}`"
             " allows null."
         )
+    # 3. Each value, of a sweep too.
     values = _typed_values(override)
     if override.is_range_sweep() and len(values) == 1:
         raise ConfigError(
@@ -381,7 +386,8 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
             f" values: {key}=A,B,C."
         )
     for value in values:
-        assign(base, key, plain_value(value))
+        assign(base, key, plain_value(value))  # raises for another type
+    # 4. The token. The key exists, so that a `+` before it would make Hydra refuse it.
     unsigned_token = f"{key}={token.partition('=')[2]}"
     if is_open_mapping(raw_value(base, key)):
         return f"++{unsigned_token}"  # without ++ Hydra would merge the value, or refuse it

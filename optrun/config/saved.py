@@ -138,10 +138,11 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
             continue
         if key == "optimizer.dialect":
             _refuse_other_dialect(result, override)
+        # `open_prefix`: in a mapping that takes any key, such as `model.config`.
         if not has_key(result, key) and open_prefix(result, key) is None:
             raise unknown_key(result, key)
         assign(result, key, new_values[key])
-    # 3. The saved length of the warm-up, if it is replaced.
+    # 3. The saved length of the warm-up, if it is replaced: only one of both keys may be set.
     gives_steps = new_values.get("scheduler.num_warmup_steps") is not None
     if gives_steps and "scheduler.warmup_ratio" not in new_values:
         result.scheduler.warmup_ratio = None
@@ -151,27 +152,36 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
     """Refuse another dialect for an optimizer with resolved options.
 
-    A saved configuration holds resolved options; an optimizer chosen since then has interpolations,
-    such as `${dialect:1e-6}`, and takes any dialect.
+    A dialect decides the default of an option only while that is the interpolation
+    `${dialect:1e-6}`. A run saves `1e-6`, or what its dialect has instead, so another dialect would
+    change nothing.
+
+    Args:
+        cfg: The saved configuration, perhaps with another optimizer since then.
+        override: `optimizer.dialect=NAME`.
 
     Raises:
         ConfigError: The dialect differs from the saved one.
     """
     optimizer = cfg.optimizer
+    # An optimizer that this command line chose has interpolations, and takes any dialect.
     if any(OmegaConf.is_interpolation(optimizer, option) for option in optimizer):
         return
     if "dialect" in optimizer and override.value() != optimizer.dialect:
         raise ConfigError(
-            f"{override.input_line}: the run's configuration holds the options of"
-            f" optimizer.dialect={optimizer.dialect or 'null'}, and another name changes none of"
-            " them. Give the options themselves, such as optimizer.eps=1e-8, or begin a new run."
+            f"{override.input_line}: the run began with"
+            f" optimizer.dialect={optimizer.dialect or 'null'} and saved the value of each option, so"
+            " another dialect would change nothing. Give the options, such as optimizer.eps=1e-8,"
+            " or begin a new run."
         )
 
 
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
     """Replace a group of a saved configuration by another choice, with the choice's values.
 
-    Does nothing if it has this choice already; its values then stay.
+    Does nothing if it has this choice already; its values then stay. `optimizer=lamb` on a run with
+    lamb and `optimizer.eps=1e-8` leaves the 1e-8; on a run with adamw it gives all values of
+    `conf/optimizer/lamb.yaml`.
 
     Args:
         hydra: Composes the choice.
@@ -188,10 +198,11 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
         raise no_such_choice(group, value, options)
     composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
     schemas = store.GROUPS[group]
-    has_kind = kind_of(group, schemas, composed[group]) == kind_of(group, schemas, cfg[group])
-    # A choice whose name is to be given (`???`) has any name.
-    has_name = raw_value(composed, f"{group}.name") in (cfg[group].name, "???")
-    if not (has_kind and has_name):
+    # Both are compared: a choice of the user's builds on one of ours (its kind) by another name.
+    is_same_kind = kind_of(group, schemas, composed[group]) == kind_of(group, schemas, cfg[group])
+    # `???`: the name is given by the user, so that any name is one of this choice.
+    is_same_name = raw_value(composed, f"{group}.name") in (cfg[group].name, "???")
+    if not (is_same_kind and is_same_name):
         OmegaConf.update(cfg, group, composed[group], merge=False)
 
 

@@ -191,8 +191,9 @@ def compose_values(
     """
     parsed = [parse_token(token) for token in overrides]
     values = [override for override in parsed if is_value(override)]
+    # Choices of groups; those of Hydra have a slash, such as `hydra/launcher`. No override is both.
     chosen = [item for item in parsed if item.key_or_group in GROUPS or "/" in item.key_or_group]
-    if len(values) + len(chosen) < len(parsed):
+    if len(values) + len(chosen) < len(parsed):  # some are neither
         return compose(hydra, config_name, overrides)
     with _as_config_error(hydra, config_name):
         assign_values(choices, values, parsed)

@@ -56,13 +56,14 @@ class Repository(ConfigRepository):
             ConfigError: A file of the user is no YAML mapping in UTF-8, or names a choice among its
                 values; the message names file and line.
         """
+        # 1. What is in no folder: a choice of an installed package, which is put into Hydra's store,
+        # an entry of that store, or a file of Hydra's own. These need no checks.
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None:
-            publish_chosen(config_path)  # of an installed package: put into the store
-        if (
-            source is None or source.scheme() != "file"
-        ):  # the store's entries, and Hydra's own files
+            publish_chosen(config_path)
+        if source is None or source.scheme() != "file":
             return super().load_config(config_path)
+        # 2. A file of optrun or of the user.
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
         try:
             if not is_shipped(path):

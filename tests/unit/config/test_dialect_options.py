@@ -91,7 +91,7 @@ def test_a_saved_run_holds_values_and_keeps_its_dialect() -> None:
     assert same.optimizer.eps == 1e-4
     with pytest.raises(
         ConfigError,
-        match=r"timm: the run's configuration holds the options of optimizer.dialect=optax",
+        match=r"timm: the run began with optimizer.dialect=optax and saved the value of",
     ):
         changed(hydra, saved, ["optimizer.dialect=timm"])
     other = changed(hydra, saved, ["optimizer=adamax", "optimizer.dialect=torch"])
