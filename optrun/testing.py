@@ -96,18 +96,20 @@ def check_transfer(
     """
     config = choice("optimizer", SCHEMAS, name, options)
     mup = MupConfig(name="mup", base={}, weight_decay=TransferDecay.independent)
+    # Four rows of two classes; the last two outputs of the network are never right.
     inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     classes = torch.tensor([0, 0, 0, 1])
 
     def sized_model(width_factor: float, seed: int) -> SizedModel:
         """Build a network so many times as wide as the base, and the functions to measure it."""
-        # 1. Weights as muP draws them for this width.
+        # 1. Weights as muP draws them for this width: scaled in place, by how each parameter grew
+        # over that of the base.
         torch.manual_seed(seed)
         base = _network(_BASE_WIDTH)
         model = _network(int(_BASE_WIDTH * width_factor))
         sizes = growth_of(model, base)
         scale_initial_weights(model, base, sizes)
-        # 2. Groups whose lr is scaled by the rule of the optimizer.
+        # 2. An optimizer over groups whose lr is scaled by the rule of its schema.
         groups = transfer_groups(build_param_groups(model, lr=lr), sizes, config, mup, lr=lr)
         optimizer = build_optimizer(config, groups, lr=lr)
 
@@ -117,8 +119,11 @@ def check_transfer(
                 nn.functional.cross_entropy(model(inputs), classes).backward()
                 optimizer.step()
 
+        # 3. The check runs the network, trains it, and runs it again.
         return SizedModel(model, lambda: model(inputs), train)
 
+    # A failure: the change of the output, or a parameter's share in it, grows or vanishes over the
+    # widths 32, 64, 128 and 256.
     failures = coordinate_check(sized_model, (1, 2, 4, 8), seeds).failures
     assert not failures, f"{name}: {failures[0].describe_failure()}"
 

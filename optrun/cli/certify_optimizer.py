@@ -93,7 +93,7 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
     from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
 
-    # 1. Refuse what a comparison cannot have.
+    # 1. Refuse what a comparison cannot have: no run is started here.
     overrides = list(command_line.overrides)
     for token in overrides:
         if key_of(token) in ("resume", "branch_from") or is_hydra(token):
@@ -103,6 +103,7 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
     # The first optimizer with the dialect, or `dialect` itself if that is an optimizer with
     # dialects; None for any other name, such as an optimizer of a plugin.
     first_optimizer = family_of(dialect)
+    # A recipe (`-cn`) names an optimizer, too. The default one is taken if it has the dialect.
     names_optimizer = is_typed("optimizer", overrides) or command_line.names_config
     default_has_dialect = dialect in DIALECTS[DEFAULT_CHOICE]
     if first_optimizer is not None and not names_optimizer and not default_has_dialect:
@@ -115,7 +116,7 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
             " size; leave it out. optrun certify transfer checks a parametrization."
         )
     # 3. Add the preset. `optimizer.dialect` is a key of the chosen optimizer only if that has
-    # dialects, so the first composition is without it.
+    # dialects, so the first composition is without it. A name of a plugin has no preset.
     choice = choice_of(request.config.optimizer)
     if first_optimizer is not None and first_optimizer != dialect:
         _refuse_dialect_of_another(choice, dialect, first_optimizer)

@@ -52,6 +52,7 @@ def confirm(
     from optrun.report import confirmation_plan
     from optrun.report.build import report
 
+    # 1. The plan: the one on record in the folder, or a new one.
     folder = sweep / confirmation_plan.FOLDER if out is None else out
     plan, note = confirmation_plan.load_or_make_plan(sweep, folder, request)
     if note:
@@ -67,10 +68,11 @@ def confirm(
         is_in_sweep = runs.resolve().parent == sweep.resolve()
         return report([sweep if is_in_sweep else runs], console=caller.console).verdict
 
+    # 2. The command line of its runs: only the overrides that say where they run.
     again = shell.join([*request.line(sweep, out), *filter(is_place, of_hydra)])
     if seconds is not None:
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
-        of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
+        of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")  # 0 is not allowed
     config_dir = plan.config_dir[-1] if plan.config_dir else None
     launching = [
         token
@@ -83,6 +85,7 @@ def confirm(
         config_dir=config_dir,
         overrides=[*launching, f"hydra.sweep.dir={quote_path(folder)}"],
     )
+    # 3. The runs. All overrides are checked before the first of them.
     try:
         hydra = store.open_hydra(config_dir)
         overrides.parse_checked(hydra, line.config_name, launching, sweep=True)

@@ -34,13 +34,14 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    with _recorded_interrupts() as interrupts:
+    with _recorded_interrupts() as interrupts:  # grows with each SIGINT
         try:
             return verb(argv)
-        # An error that is not returned here was caused by an interrupt, see below.
+        # Each of these returns, or raises, unless an interrupt caused the error.
         except KeyboardInterrupt:
             pass
         except OptrunError as error:
+            # `StoppedEarly` says itself what was saved after the interrupt.
             if not interrupts or isinstance(error, StoppedEarly):
                 return say(error, argv)
         except (Exception, SystemExit) as error:
@@ -136,11 +137,13 @@ def _located(error: OptrunError, argv: list[str]) -> str:
     """
     message = str(error)
     position = None
+    # 1. A line of a YAML file, for the key at the start of the message.
     is_typed = any(message.startswith(f"{key_of(token)}=") for token in argv)
     if isinstance(error, ConfigError) and not is_typed:
         from optrun.config.yaml_files import location
 
         position = location(message)
+    # 2. A line of a plugin. Without the registry none is loaded; it is not imported for this.
     if position is None and error.__cause__ is not None and "optrun.config.registry" in sys.modules:
         from optrun.config.registry.failures import position_behind
 

@@ -18,6 +18,8 @@ from optrun.config.request import CommandLine
 from optrun.config.tokens import is_typed
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from optrun.config.hydra_internals import Hydra
     from optrun.config.schema.run import RunConfig
     from optrun.data.source import Source
@@ -121,7 +123,8 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     if keys["data"] == "tokens":
         draft.add("task=causal_lm")
     else:
-        _add_roles(draft, _read_rows(draft, say), say)
+        _describe_rows(draft, _read_rows(draft, say), say)
+    # In this order: the length is known with the tokenizer of the model, the facts with both.
     _add_model(draft, say)
     _add_length(draft)
     _say_facts(draft.explain(), say)
@@ -200,48 +203,64 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
     return source
 
 
-def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
+def _describe_rows(draft: _Draft, source: Source, say: Say) -> None:
     """Describe the rows with three examples, and add the task and its columns to the draft.
-
-    If another task was typed than the rows show, or the task is not clear from the rows but was
-    typed, nothing is added.
 
     Raises:
         ConfigError: The task is not clear from the rows, and none was typed.
     """
-    from optrun.data.column_roles import roles_of
     from optrun.data.first_values import without_image_decoding
     from optrun.data.source import NO_SPLIT
 
     rows = without_image_decoding(source.train.rows)
     # `_say_facts` says how evaluation rows are held out, since that depends on the task.
     say("rows", *(note for note in source.notes if not note.startswith(NO_SPLIT)))
-    # 1. The task and its columns.
-    try:
-        roles = roles_of(rows)
-    except ConfigError as error:
-        if not is_typed("task", draft.typed):
-            raise ConfigError(
-                f"{source.train.key}: {error} Give task=NAME and data.text_column=NAME."
-            ) from error
-    else:
-        columns = roles.columns.items()
-        described = [f"{name} ({key.removesuffix('_column')})" for key, name in columns]
-        say("columns", ", ".join(described))  # such as: text (text), verdict (label)
-        task = f"task={roles.task}"
-        draft.add(task)
-        if task in draft.overrides:  # else the user typed another task
-            # Only these read named columns; `text` is the column that they read by default.
-            if draft.proposed["data"] in ("files", "hub"):
-                for key, name in columns:
-                    if key.endswith("_column") and name != "text":
-                        draft.add(f"data.{key}={quoted(name)}")
-            draft.add(*roles.overrides)
-    # 2. Three examples.
+    _add_task(draft, source.train.key, rows, say)
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]
         if any(cells):
             say("example", " | ".join(cells))
+
+
+def _add_task(draft: _Draft, data_key: str, rows: Dataset, say: Say) -> None:
+    """Add the task that the columns of the rows suggest, and the names of these columns.
+
+    Columns `text` and `verdict` with two values give `task=sequence_classification` and
+    `data.label_column=verdict`. Nothing is added if another task was typed, or if a task was typed
+    and the rows suggest none.
+
+    Args:
+        draft: Added to.
+        data_key: Where the rows come from, for messages.
+        rows: The training rows.
+        say: Prints the columns.
+
+    Raises:
+        ConfigError: The rows suggest no task, and none was typed.
+    """
+    from optrun.data.column_roles import roles_of
+
+    try:
+        roles = roles_of(rows)  # the task, and its columns such as `label_column` -> "verdict"
+    except ConfigError as error:
+        if is_typed("task", draft.typed):
+            return
+        raise ConfigError(
+            f"{data_key}: {error} Give task=NAME and data.text_column=NAME."
+        ) from error
+    columns = roles.columns.items()
+    described = [f"{name} ({key.removesuffix('_column')})" for key, name in columns]
+    say("columns", ", ".join(described))  # such as: text (text), verdict (label)
+    task = f"task={roles.task}"
+    draft.add(task)  # unless a task was typed
+    if task not in draft.overrides:
+        return
+    # Only these read named columns; `text` is the column that they read by default.
+    if draft.proposed["data"] in ("files", "hub"):
+        for key, name in columns:
+            if key.endswith("_column") and name != "text":
+                draft.add(f"data.{key}={quoted(name)}")
+    draft.add(*roles.overrides)
 
 
 # The run

@@ -85,14 +85,15 @@ def _start_over(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Ca
         )
     recipe, recorded_tokens = recorded
     _refuse_other_recipe(command_line, run, recipe)
-    # 1. The recorded overrides that are not changed, then the changes.
+    # 1. The overrides: `seed=1 lr=0.1` on record and `resume=RUN_DIR lr=0.2` now give `seed=1
+    # lr=0.2 hydra.run.dir=RUN_DIR`.
     changes = _changes(command_line)
     changed_keys = {override.key_or_group for override in changes.parsed}
     # Trust in the code of a model is given on each command line anew.
     replaced_keys = (*changed_keys, "resume", "model.trust_remote_code")
     unchanged = replace(command_line, overrides=recorded_tokens).without(*replaced_keys)
     tokens = [*unchanged.overrides, *changes.overrides, run_dir_token]
-    # 2. The run.
+    # 2. The run. Relative paths on record start from the folder where the run was started.
     again = replace(command_line, config_name=recipe, overrides=tokens)
     checked, cfg = compose_new(hydra, again, caller.console)
     rebase_paths(cfg, original_cwd(run.hydra))
@@ -119,15 +120,16 @@ def _continue(hydra: Hydra, command_line: CommandLine, target: Target, caller: C
     from optrun.runner.resume.checkpoint import ResumePoint
     from optrun.runner.resume.saved_config import plugins_of, read_configuration
 
-    # 1. The saved configuration.
+    # 1. The saved configuration. `mended_note` says so if a damaged file was replaced, else None.
     changes = _changes(command_line)
     recipe = try_read_summary(target.run.summary).get("config_name")
     _refuse_other_recipe(command_line, target.run, recipe)
     changed_keys = [override.key_or_group for override in changes.parsed]
     saved_values, mended_note = read_configuration(target.run, changed_keys)
-    require(plugins_of(target.run), str(target.run.path))
+    require(plugins_of(target.run), str(target.run.path))  # the same code of plugins
     saved_cfg = saved.with_schemas(saved_values, str(target.run.config))
-    # 2. The changes. Saved relative paths start from the folder where the run was started.
+    # 2. The changes. Saved relative paths start from the folder where the run was started, typed
+    # ones from the present folder, so the saved ones are rebased before the typed ones are put in.
     changes = _without_same_trunk(saved_cfg.branch_from, changes, target.run)
     folder = original_cwd(target.run.hydra)
     rebase_paths(saved_cfg, folder)

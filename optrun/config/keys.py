@@ -168,7 +168,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
             f"{problem} Give code on the command line only: --plugin FILE.py or --plugin MODULE."
         )
     # 2. Below a mapping that only another choice has.
-    # The error for `model.config.n_layer` of model=pretrained is about `model.config`.
+    # For `parametrization.base.n_embd` of `standard` the error is about `parametrization.base`.
     if len(inner) > 1 and group in GROUPS:
         mapping = f"{group}.{inner[0]}"
         if mapping not in keys and choices_with(group, inner[0]):

@@ -173,13 +173,16 @@ def _commented_keys(text: str) -> list[_Row]:
     rows: list[_Row] = []
     comment_above = ""
     for line in text.splitlines():
+        # 1. `key: default  # comment`. The comment beside it wins over one above.
         if match := _KEY.match(line):
             meaning = match[3] or comment_above
             rows.append(_Row(match[1], (match[2] or "").strip(), meaning.strip()))
             comment_above = ""
+        # 2. An indented comment continues that of the last key.
         elif rows and (match := re.match(r"\s+#(.*)", line)):
             last = rows[-1]
             last.meaning = f"{last.meaning} {match[1].strip()}".strip()
+        # 3. A comment at the margin belongs to the next key, unless an empty line follows.
         elif line.startswith("# "):
             comment_above = f"{comment_above} {line[2:]}".strip()
         elif not line.strip():

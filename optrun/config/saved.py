@@ -170,9 +170,9 @@ def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
     if "dialect" in optimizer and override.value() != optimizer.dialect:
         raise ConfigError(
             f"{override.input_line}: the run began with"
-            f" optimizer.dialect={optimizer.dialect or 'null'} and saved the value of each option, so"
-            " another dialect would change nothing. Give the options, such as optimizer.eps=1e-8,"
-            " or begin a new run."
+            f" optimizer.dialect={optimizer.dialect or 'null'} and saved the value of each"
+            " option, so another dialect would change nothing. Give the options, such as"
+            " optimizer.eps=1e-8, or begin a new run."
         )
 
 

@@ -56,8 +56,8 @@ class Repository(ConfigRepository):
             ConfigError: A file of the user is no YAML mapping in UTF-8, or names a choice among its
                 values; the message names file and line.
         """
-        # 1. What is in no folder: a choice of an installed package, which is put into Hydra's store,
-        # an entry of that store, or a file of Hydra's own. These need no checks.
+        # 1. What is in no folder, and needs no checks: a choice of an installed package, which is
+        # put into Hydra's store, an entry of that store, or a file of Hydra's own.
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None:
             publish_chosen(config_path)

@@ -108,9 +108,10 @@ class Payload:
             saved_since: Whether the run has saved since its first start. If not, it continues from
                 the checkpoint that the user named, if any.
         """
+        # The fields of a `ResumePoint`. `checkpoint` is the named one; None: the newest of the run.
         point = {"checkpoint": None, "started_from": None, **(self.resume or {})}
         if saved_since:
-            point["checkpoint"] = None  # the newest
+            point["checkpoint"] = None  # newer than a named one
         point["saved"] = bool(self.values["checkpoint"]["enabled"])
         point["notes"] = []  # the first start has shown them
         return replace(self, resume=point)

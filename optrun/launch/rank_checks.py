@@ -59,7 +59,13 @@ def refuse_unfit(
 ) -> None:
     """Refuse ranks impossible for this machine, its launcher or the configuration.
 
-    Called before a run directory is made.
+    Called before a run directory is made. Refused are, in this order:
+
+    1. with `distributed=none`, several processes of a launcher, and a typed number of ranks;
+    2. with `ddp` or `fsdp`, another system than Linux;
+    3. under a launcher, keys that it decides, and restarts that would not continue the run;
+    4. a configuration that no machine could run on so many ranks, see `refuse_composed`;
+    5. more ranks than devices on this machine, and a backend that it does not have.
 
     Args:
         config: Typed and checked.
@@ -73,17 +79,20 @@ def refuse_unfit(
     distributed = config.distributed
     nproc_per_node = config.training.nproc_per_node
     typed = set(map(key_of, overrides))
+    # 1. One process.
     if not isinstance(distributed, RanksConfig):
         if launched is not None and launched.size > 1:
             refuse_one_process(launched)
         if "training.nproc_per_node" in typed:
             refuse_idle_nproc(nproc_per_node)
         return
+    # 2. The system.
     if not hasattr(os, "memfd_create"):
         raise ConfigError(
             f"distributed={distributed.name}: ranks share files in memory, which needs Linux;"
             f" this is {sys.platform}. distributed=none trains in one process."
         )
+    # 3. The ranks of this machine, and of all machines: started by optrun, or by a launcher.
     if launched is None:
         local_ranks = nproc(config)
         all_ranks = local_ranks
@@ -93,9 +102,11 @@ def refuse_unfit(
         local_ranks = launched.local_size
         all_ranks = launched.size
         key = f"{launched.launcher}: {local_ranks} ranks"
+    # 4. The configuration.
     refuse_composed(config, all_ranks)
+    # 5. The devices; None: the ranks run on the CPU, which takes any number. With
+    # srun --gpus-per-task=1 each rank sees only its own device.
     devices = device_count(config)
-    # With srun --gpus-per-task=1 each rank sees only its own device.
     has_own_device = launched is not None and devices == 1
     if devices is not None and local_ranks > devices and not has_own_device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -93,7 +93,8 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
                 forget_unbegun(run)
             results.append(error)
 
-    # 2. Run as a job of Hydra, which writes `.hydra/`.
+    # 2. Run as a job of Hydra, which writes `.hydra/`, and calls `job` in that folder. `job` raises
+    # nothing, so an error here is Hydra's own.
     _mark_as_ours(RunDir(folder))
     try:
         hydra.run(
