@@ -144,7 +144,7 @@ def _located(error: OptrunError, argv: list[str]) -> str:
 
         position = location(message)
     # 2. A line of a plugin. Without the registry none is loaded; it is not imported for this.
-    if position is None and error.__cause__ is not None and "optrun.config.registry" in sys.modules:
+    if position is None and "optrun.config.registry" in sys.modules:
         from optrun.config.registry.failures import position_behind
 
         position = position_behind(error)

@@ -199,11 +199,11 @@ class VerbParser(argparse.ArgumentParser):
         if unknown:
             from optrun.config.keys import translate_option, word_after
 
-            name, _, attached_value = unknown[0].partition("=")
-            value = word_after(unknown[0], argv) or attached_value
+            option = unknown[0]
+            name = option.partition("=")[0]
             hint = (
                 self.instead.get(name.lstrip("-"))
-                or translate_option(name, self.keys, value=value)
+                or translate_option(option, self.keys, value=word_after(option, argv))
                 or did_you_mean(name, self._option_string_actions)
             )
             raise ConfigError(f"{name}: no such option. {hint}".rstrip())

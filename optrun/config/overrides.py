@@ -209,17 +209,14 @@ def refuse_names(parsed: Sequence[Override]) -> None:
 def _suggest_choice(group: str, override: Override) -> str:
     """Suggest the choice meant by `GROUP.name=VALUE`.
 
-    The value itself if the group has it, else the nearest name, else the choice that another
+    The nearest name, which is the value itself if the group has it, else the choice that another
     program calls so; without any of these, all names.
     """
     value = str(override.input_line).partition("=")[2]
+    suggestion = translate_choice(group, value)
     close = nearest(value, store.GROUPS[group])
-    if value in store.GROUPS[group]:
-        suggestion: str | None = f"{group}={value}"
-    elif close:
+    if close:
         suggestion = f"{group}={close[0]}"
-    else:
-        suggestion = translate_choice(group, value)
     if suggestion is None or suggestion.startswith(NOT_OFFERED):
         return f"A choice is {group}=NAME: {', '.join(store.GROUPS[group])}."
     return f"Did you mean {suggestion}?"

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -32,7 +32,6 @@ from optrun.base.errors import (
     OptrunError,
     printable,
 )
-from optrun.base.plain import PlainDict
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
 from optrun.distributed.contract import call_on_all
@@ -387,8 +386,7 @@ def _collect_ends(rank: Rank, rendezvous: Rendezvous, seconds: float) -> dict[in
         # watches ranks reports the dead itself.
         dead = {} if rank.is_watched else _dead_ranks(rank)
         # 2. All reports so far; 0 s: without waiting for more.
-        reports = rendezvous.collect("end", range(rendezvous.size), min(seconds, _LOOK_SECONDS))
-        ends = {number: RankEnd(**fields) for number, fields in reports.items()}
+        ends = _read_ends(rendezvous, range(rendezvous.size), min(seconds, _LOOK_SECONDS))
         # 3. The dead without a report.
         for number in dead.keys() - ends.keys():
             ends[number] = RankEnd(number, EXIT_FAILED, "it is gone", where=dead[number])
@@ -409,16 +407,22 @@ def _await_end_of_main(rank: Rank, rendezvous: Rendezvous) -> dict[int, RankEnd]
         LostRankError: The store is gone, perhaps with the machine that held it.
     """
     deadline = time.monotonic() + rendezvous.timeout
-    reports: dict[int, PlainDict] = {}
-    while not reports and time.monotonic() < deadline:
+    ends: dict[int, RankEnd] = {}
+    while not ends and time.monotonic() < deadline:
         is_dead = 0 in _dead_ranks(rank)  # first: rank 0 may report its end and die in between
-        reports = rendezvous.collect("end", [0], 0.0 if is_dead else _LOOK_SECONDS)
+        ends = _read_ends(rendezvous, [0], 0.0 if is_dead else _LOOK_SECONDS)
         if is_dead:
             break
-    if reports:
+    if ends:
         with contextlib.suppress(LostRankError):  # rank 0 may have left already
             rendezvous.send("confirmed", None)
-    return {number: RankEnd(**fields) for number, fields in reports.items()}
+    return ends
+
+
+def _read_ends(rendezvous: Rendezvous, ranks: Sequence[int], seconds: float) -> dict[int, RankEnd]:
+    """Read the ends that these ranks have reported, by rank; wait for them for some seconds."""
+    reports = rendezvous.collect("end", ranks, seconds)
+    return {rank: RankEnd(**fields) for rank, fields in reports.items()}
 
 
 def _await_confirmations(rank: Rank, rendezvous: Rendezvous) -> None:

@@ -152,11 +152,12 @@ def refuse_used(folder: Path) -> None:
         LockedError: Another process is at work there, perhaps since a moment ago.
         StorageError: It could not be written.
     """
+    run = RunDir(folder)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.run.dir={folder}: this is a file.")
-    if folder.is_dir() and not RunDir(folder).is_unbegun():
-        refuse_held(RunDir(folder).lock)
-        if RunDir(folder).is_run():
+    if folder.is_dir() and not run.is_unbegun():
+        refuse_held(run.lock)
+        if run.is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten."
                 f" Continue it with {shell.quote(f'resume={folder}')}, or choose another directory."

@@ -139,6 +139,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["experiment=mine"], ["experiment: no such key", "-cn FILE.yaml"]),
     (["model=bert_tny"], ["Did you mean bert_tiny?"]),
     (["--learning_rate=1"], ["Here it is written lr=1."]),
+    (["evaluate", "--learning_rate=1", "run"], ["Here it is written lr=1."]),
     (["--nothing_like_it=1"], ["no such option"]),
     (["--dry-run"], ["optrun explain shows what a run would do"]),
     (["—learning_rate"], ["begins with '—'", "no dash of the keyboard"]),
