@@ -52,25 +52,36 @@ _BLOCK = tl.constexpr(1024)
 """Elements of a program at once."""
 _TENSOR_FIELDS = tl.constexpr(len(TENSOR_FIELDS))
 _SCALARS = tl.constexpr(len(SCALARS))
-_PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
-    tl.constexpr(at) for at in range(len(TENSOR_FIELDS))
-)
-# Index of each scalar in a row; for their meanings see `rows.SCALARS`.
-_AT = {name: tl.constexpr(at) for at, name in enumerate(SCALARS)}
-_STEP_SIZE, _KEEP, _CORRECTION2, _CORRECTION1, _UNSCALE = (
-    _AT[name] for name in ("scale", "keep", "root", "first", "unscale")
-)
-_BETA1, _BETA2, _L1, _L2, _DECAY = (_AT[name] for name in ("beta1", "beta2", "l1", "l2", "decay"))
-_EPS, _EPS_GRADIENT, _EPS_DENOMINATOR = (
-    _AT[name] for name in ("eps", "eps_gradient", "eps_denominator")
-)
-_BETA3, _ALPHA, _RATE, _MIX, _STRENGTH = (
-    _AT[name] for name in ("beta3", "alpha", "rate", "mix", "strength")
-)
-_ADAPT, _NESTEROV, _EPS_RATIO = (_AT[name] for name in ("adapt", "nesterov", "eps_ratio"))
-_MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
-    _AT[f"{end}_{of}"] for of in ("norm", "ratio") for end in ("min", "max")
-)
+_PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = map(tl.constexpr, range(len(TENSOR_FIELDS)))
+# Index of each scalar in a row, in the order of `rows.SCALARS`, which explains them. There the step
+# size is `scale`, and the corrections are `first` and `root`.
+(
+    _STEP_SIZE,
+    _KEEP,
+    _BETA1,
+    _BETA2,
+    _EPS,
+    _EPS_GRADIENT,
+    _EPS_DENOMINATOR,
+    _CORRECTION2,
+    _CORRECTION1,
+    _L1,
+    _L2,
+    _DECAY,
+    _UNSCALE,
+    _ADAPT,
+    _NESTEROV,
+    _MIN_NORM,
+    _MAX_NORM,
+    _EPS_RATIO,
+    _MIN_RATIO,
+    _MAX_RATIO,
+    _BETA3,
+    _ALPHA,
+    _RATE,
+    _MIX,
+    _STRENGTH,
+) = map(tl.constexpr, range(len(SCALARS)))
 
 
 @triton.jit
