@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optrun.base.errors import ConfigError, OptrunError
 from optrun.base.formatting import list_names
 from optrun.base.plain import PlainMapping
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
@@ -107,13 +106,8 @@ def explain(
 
     # 4. Build groups, optimizer and schedule as a run does.
     groups = build_run_groups(config, model, growth, notes=notes)
-    try:
-        optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
-        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
-    except OptrunError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
+    optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
+    scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
 
     # 5. Describe the tensors: what the optimizer does with each, their bytes, which are frozen.
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)

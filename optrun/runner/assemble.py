@@ -14,7 +14,7 @@ import torch
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
-from optrun.base.errors import ConfigError, OptrunError, nearest
+from optrun.base.errors import ConfigError, nearest
 from optrun.base.plain import flat
 from optrun.config.registry.origins import records, require
 from optrun.config.request import Request
@@ -458,13 +458,8 @@ def _build_train_step(
     params = dict(model.named_parameters())  # the same, or the shards that took their place
     for group in groups:
         group["params"] = [(name, params[name]) for name, _ in group["params"]]
-    try:
-        optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
-        scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
-    except OptrunError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
+    optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
+    scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=total)
     if config.training.compile:
         forward = cast("torch.nn.Module", torch.compile(forward))
     over_step = getattr(config.task, "over_step", False)

@@ -82,13 +82,16 @@ def build_scheduler(
     # A run passes a configuration, and its loop calls `observe` at every evaluation. Someone who
     # passes a name writes the loop himself, and may forget that call.
     has_own_loop = isinstance(config_or_name, str)
-    return Scheduler(
-        optimizer,
-        build_curve(config, num_training_steps=num_training_steps, lr=lr),
-        name=config.name,
-        plateau=_build_plateau(config, lr),
-        warn_without_metric_at=max(num_training_steps // 2, 1) if has_own_loop else None,
-    )
+    try:
+        return Scheduler(
+            optimizer,
+            build_curve(config, num_training_steps=num_training_steps, lr=lr),
+            name=config.name,
+            plateau=_build_plateau(config, lr),
+            warn_without_metric_at=max(num_training_steps // 2, 1) if has_own_loop else None,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) -> Curve:
