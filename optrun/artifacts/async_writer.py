@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch.distributed import ProcessGroup
 
 from optrun.artifacts.checkpoint import Snapshot, save_checkpoint
 from optrun.artifacts.retention import Retention, point_best
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import StorageError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _LOOK_SECONDS = 0.2
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import ProcessGroup
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import (
@@ -45,9 +45,6 @@ from optrun.artifacts.tensor_file import first_not_finite
 from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import parse_json, read_bytes
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 TEMPORARY = ".saving-"
 REPLACED = ".replaced-"

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import ProcessGroup
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.atomic import Output, sync_folder, write_bytes
@@ -28,9 +28,6 @@ from optrun.artifacts.ranks import gather_results, size_of
 from optrun.artifacts.sharded import mesh_of, write_shards
 from optrun.artifacts.tensor_file import describe, write_tensors
 from optrun.base.errors import OptrunError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 Sections = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """Tensors of the model and of the optimizer, by name."""

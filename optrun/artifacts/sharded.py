@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -32,9 +33,6 @@ from optrun.artifacts.ranks import error_of_rank, lost_rank_errors
 from optrun.artifacts.tensor_file import local_part, write_tensors
 from optrun.base.errors import CheckpointError
 from optrun.base.reading import parse_json
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _OFFSETS = "DCP_SHARDING_INFO"
 """Key of a header's metadata: name to `saved_offsets`, as JSON."""

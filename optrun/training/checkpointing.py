@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch.distributed import ProcessGroup
 
 from optrun.artifacts import retention
 from optrun.artifacts.async_writer import AsyncWriter, Result, SaveRequest
@@ -19,9 +20,6 @@ from optrun.config.schema.training import OnNonfinite
 from optrun.distributed.heartbeat import Phase, during
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 log = logging.getLogger("optrun")
 _MAX_STEPS_BETWEEN_TRIES = 1024
