@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -65,12 +64,7 @@ class Leader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Let the others go if there is nothing to run."""
         if not self._sent:
             with contextlib.suppress(LostRankError):
