@@ -115,7 +115,10 @@ def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 
 
 def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
-    """Compute the step of apex with `use_nvlamb`, timm's `always_adapt`."""
+    """Compute the step of apex with `use_nvlamb`, timm's `always_adapt`, and optax 0.2 `lamb`.
+
+    Adam's scaling, decayed weights, trust ratio.
+    """
     return _lamb_step(w, g, s, n, n.step)
 
 
@@ -131,11 +134,6 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     coeff = min(max(_trust_ratio(w, u), 0.01), 10.0)
     corrected_lr = n.lr * math.sqrt(1 - b2**s.grad_count) / (1 - b1**s.grad_count)
     return w - corrected_lr * coeff * u
-
-
-def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
-    """Compute the step of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
-    return _lamb_step(w, g, s, n, n.step)
 
 
 def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -261,7 +259,7 @@ FORMULAS: Mapping[str, Mapping[str, Formula]] = {
         "apex": lamb_timm,
         "nvlamb": lamb_nvlamb,
         "deepspeed": lamb_deepspeed,
-        "optax": lamb_optax,
+        "optax": lamb_nvlamb,
         "keras": lamb_keras,
         "pytorch_optimizer": lamb_pytorch_optimizer,
         "torch_optimizer": lamb_torch_optimizer,

@@ -217,11 +217,7 @@ def correct_grads(
         corrected = list(torch._foreach_lerp(last_grads, grads, weights))
     else:
         corrected = list(map(torch.lerp, last_grads, grads, weights))
-    divisors = _divisors(norms(corrected, shardings, foreach=foreach))
+    grad_norms = norms(corrected, shardings, foreach=foreach)
+    divisors = torch.where(grad_norms > 1, grad_norms, 1.0)  # 1 also for NaN
     torch._foreach_div_(corrected, list(divisors.unbind()))
     return corrected
-
-
-def _divisors(grad_norms: Tensor) -> Tensor:
-    """Return norms above 1 as they are, and 1 for all others, NaN included."""
-    return torch.where(grad_norms > 1, grad_norms, 1.0)

@@ -40,7 +40,7 @@ from optrun.param_groups.roles import (
     VECTOR,
     is_lora_b,
     roles_of,
-    roles_of_names,
+    roles_of_named,
 )
 from optrun.param_groups.rules import assign_rules, group_options
 
@@ -250,7 +250,7 @@ def _read_parameters(source: ModelOrParameters) -> _Source:
         else:
             params[name] = param
             first_names[id(param)] = name
-    roles = roles_of_names(params.items()) if model is None else roles_of(model)
+    roles = roles_of_named(params.items(), {}) if model is None else roles_of(model)
     return _Source(params, roles, tied, model)
 
 

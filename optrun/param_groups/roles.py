@@ -52,18 +52,16 @@ def roles_of(model: nn.Module) -> dict[str, str]:
         >>> roles_of(nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 1)))
         {'0.weight': 'embedding', '1.weight': 'matrix', '1.bias': 'bias'}
     """
-    return _roles(model.named_parameters(), dict(model.named_modules()))
+    return roles_of_named(model.named_parameters(), dict(model.named_modules()))
 
 
-def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Map parameters to roles by names and shapes; an embedding may be taken for a matrix."""
-    return _roles(named_parameters, {})
-
-
-def _roles(
+def roles_of_named(
     named_parameters: Iterable[tuple[str, Tensor]], modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
-    """Map parameters to roles; `modules` by path, empty if they are not known."""
+    """Map parameters to roles.
+
+    Without `modules`, by path, names and shapes decide; an embedding may be taken for a matrix.
+    """
     roles = {}
     for name, param in named_parameters:
         path, _, leaf = name.rpartition(".")
