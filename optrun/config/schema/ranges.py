@@ -111,23 +111,19 @@ def at_least(least: int, why: str = "") -> Check:
     return lambda name, value: high(name, low(name, value))
 
 
-def rising(least: int) -> Check:
-    """Make a checker for a list of steps from `least`, each above the one before.
+def rising(name: str, value: list[int]) -> list[int]:
+    """Check a list of steps from 0, each above the one before.
 
     Example:
-        >>> rising(1)("milestones", [10, 20])
+        >>> rising("milestones", [10, 20])
         [10, 20]
-        >>> rising(1)("milestones", [10, 10])
+        >>> rising("milestones", [10, 10])
         Traceback (most recent call last):
-        ValueError: milestones=[10, 10]: expected rising steps of 1 or more.
+        ValueError: milestones=[10, 10]: expected rising steps of 0 or more.
     """
-
-    def check(name: str, value: list[int]) -> list[int]:
-        if not all(low < high for low, high in itertools.pairwise([least - 1, *value])):
-            raise _refused(name, value, f"rising steps of {least} or more")
-        return value
-
-    return check
+    if not all(low < high for low, high in itertools.pairwise([-1, *value])):
+        raise _refused(name, value, "rising steps of 0 or more")
+    return value
 
 
 def matching(pattern: str, expected: str) -> Check:
@@ -252,7 +248,7 @@ Share = Annotated[float, share]
 InnerShare = Annotated[float, inner_share]
 WholeNumber = Annotated[int, at_least(0)]
 Count = Annotated[int, at_least(1)]
-Steps = Annotated[list[int], rising(0)]
+Steps = Annotated[list[int], rising]
 Betas = Annotated[tuple[float, float], several("two numbers, each in [0, 1)", fraction, fraction)]
 ThreeBetas = Annotated[
     tuple[float, float, float],
