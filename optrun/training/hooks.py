@@ -40,7 +40,6 @@ class Hooks:
         may_request: bool | None = None,
     ) -> None:
         self.training = training
-        self.components = components
         self.callbacks = callbacks
         self.may_request = bool(callbacks) if may_request is None else may_request
         self.failure: BaseException | None = None

@@ -39,9 +39,6 @@ class StepResult:
     """How many those are, or the sum of their class weights."""
     grad_norm: float
     """Global norm before clipping."""
-    applied: bool
-    """False if the update was skipped: loss or gradients were not finite, or the fp16 loss scale
-    was lowered."""
     losses: list[float]
     """Mean loss of each micro-batch."""
     by_source: list[list[float]] | None = None
@@ -53,7 +50,7 @@ class StepResult:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient norm are numbers."""
+        """Whether loss and gradient norm are numbers; if not, the update is skipped."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
@@ -315,7 +312,6 @@ class TrainStep(Precision):
             self.scaler.update()
             self.scheduler.step()
             return result
-        result.applied = False
         if self.scaler.is_enabled() and result.weight:
             result.overflow = self._lower_scale_on_overflow(result)
         if result.overflow:
@@ -426,7 +422,7 @@ class TrainStep(Precision):
         A step without a target has loss and norm NaN, and weight 0.
         """
         if pending.step.total_weight == 0:
-            return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
+            return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, losses=[])
         # `host.lists` waits for the copies of `compute_gradients`, in its order: values, sums by
         # source, sums of measures; the last two only if they are configured. The values of all
         # ranks follow one another.
@@ -580,7 +576,6 @@ class TrainStep(Precision):
             loss=sum(share for share, _ in counted),
             weight=total,
             grad_norm=grad_norm,
-            applied=True,
             losses=[share * total / weight for share, weight in counted],
         )
 
