@@ -72,9 +72,9 @@ class Generalisation:
     still moved."""
     majority: Majority | None
     """None: the examples have no classes, or several each."""
-    seen: int = 0
+    seen: int
     """How many texts of the evaluation set are also in the training data."""
-    texts: int = 0
+    texts: int
     """Of how many."""
 
     def __str__(self) -> str:

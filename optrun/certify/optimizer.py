@@ -119,7 +119,7 @@ class Verdict:
     groups: int
     largest: float
     """Largest relative difference (`relative_difference`), up to the first step that differs."""
-    parting: FirstDifference | None = None
+    parting: FirstDifference | None
     """None: the weights agree after every step."""
     terms: list[str] = field(default_factory=list)
     """The terms of the update that `overrides` change, see `TERMS`."""

@@ -24,7 +24,7 @@ def confirm(
     sweep: Path,
     request: ConfirmationRequest,
     caller: Caller,
-    of_hydra: Sequence[str] = (),
+    of_hydra: Sequence[str],
     *,
     out: Path | None = None,
     seconds: float | None = None,

@@ -58,9 +58,7 @@ def groups(config_folder: str | None) -> dict[str, list[str]]:
     """
     from optrun.config import registry
 
-    names_by_group: dict[str, set[str]] = {
-        group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()
-    }
+    names_by_group = {group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()}
     folders = [config_dir()]
     if config_folder:
         folders.append(Path(config_folder))

@@ -108,7 +108,7 @@ def _convert_to_type_of_field(key: str, schema: type[object], name: str, value: 
     """
     if hasattr(value, "item"):  # a number of NumPy's, which OmegaConf does not know
         return value
-    checked: object = value
+    checked = value
     if isinstance(value, list | tuple):
         checked = []
     elif isinstance(value, Mapping):

@@ -78,7 +78,7 @@ class HubFile:
         try:
             file = self.opened()
             file.seek(begin)
-            raw: bytes = file.read(end - begin)
+            raw = file.read(end - begin)
         except Exception as error:  # the hub's client and whichever HTTP library it is built on
             why = f"{type(error).__name__}: {message_in_one_line(error)}"
             raise self._refusal(

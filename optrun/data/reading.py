@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ class Reading:
     contents: list[str]
     documents: bool
     options: ReadOptions
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     def address(self, *parts: str) -> str:
         """Digest the content and the reading of the files."""

@@ -40,7 +40,7 @@ class LocalRanks:
     """Number of ranks."""
     timeout_seconds: float
     """Seconds that a rank may be silent."""
-    max_restarts: int = 0
+    max_restarts: int
     """How often all ranks are started again after a failure."""
 
 

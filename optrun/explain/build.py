@@ -199,7 +199,7 @@ def _build_meta_model(
 
 def weight_dtype(config: RunConfig) -> str:
     """Name the dtype of the weights, such as `float32`, or for QLoRA "4 bits and bfloat16"."""
-    dtype: str = config.model.dtype.value
+    dtype = config.model.dtype.value
     quantization = getattr(config.model, "quantization", None)
     if quantization is None:
         return dtype

@@ -22,7 +22,7 @@ def run_here(
     request: Request,
     run: RunDir,
     console: Console,
-    resume: ResumePoint | None = None,
+    resume: ResumePoint | None,
     *,
     owns_process: bool = True,
     world: World = ALONE,

@@ -68,7 +68,7 @@ class InjectedAdapter:
 
     names: frozenset[str]
     modules: AdapterModules
-    base: str | None = None
+    base: str | None
 
 
 def adapter_of(model: nn.Module) -> InjectedAdapter | None:

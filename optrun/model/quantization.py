@@ -44,7 +44,7 @@ def require_quantization(config: ModelConfig) -> None:
         )
 
 
-def quantize(model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
+def quantize(model: PreTrainedModel, paths: Iterable[str], *, meta: bool) -> str:
     """Replace linear modules by 4-bit ones, in place.
 
     Args:

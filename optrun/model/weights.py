@@ -34,7 +34,7 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
 
     Tied tensors appear once, under the name of the parameter.
     """
-    tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
     # embedding.
     seen = {_elements_of(tensor) for tensor in tensors.values()}

@@ -71,7 +71,7 @@ class SlopeLine:
     parameter: str
     measure: str
     expected: float | None
-    below: float = 0.0
+    below: float
     values: dict[float, list[float]] = field(default_factory=dict)
 
     @property

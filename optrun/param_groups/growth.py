@@ -218,7 +218,7 @@ def _match_base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str]
     """
     params = dict(model.named_parameters())
     base_params = dict(base.named_parameters())
-    names: dict[str, str] = {name: name for name in params if name in base_params}
+    names = {name: name for name in params if name in base_params}
     depth_ratios: dict[str, float] = {}
     base_stacks = {stack.path: stack for stack in stacks_of(base)}
     for stack in stacks_of(model):

@@ -73,7 +73,7 @@ class Report:
     warnings: list[RunWarning]
     command: str
     """The shell line to make the report again."""
-    confirmed: ConfirmationResult | None = None
+    confirmed: ConfirmationResult | None
     """The result of the confirmations beneath the directories, or of the reported confirmation."""
     files: list[Path] = field(default_factory=list)
     """Pages, then pictures."""

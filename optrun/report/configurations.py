@@ -39,7 +39,7 @@ class Configuration:
 
     settings: dict[str, Setting]
     """The settings in which the configurations of this report differ."""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run]
     scores: dict[int, float] = field(default_factory=dict)
     """Seed -> final value of the metric; a diverged run has that of `score_of_diverged` instead."""
     diverged_seeds: set[int] = field(default_factory=set)

@@ -61,7 +61,7 @@ class Findings:
     """None where nothing is ranked."""
     untrained_metric: float
     """The metric before the first step: the median over runs; NaN where it was not evaluated."""
-    incomparable: str = ""
+    incomparable: str
     """Why the scores of the runs cannot be ranked; empty if they can."""
     name: str = ""
     """Of several workloads, what differs between them, such as `causal_lm on stdlib`."""

@@ -69,9 +69,9 @@ class ReferenceComparison:
     """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline; NaN without a
     test."""
     verdict: Verdict
-    ruled_out_by: str = ""
+    ruled_out_by: str
     """The contender whose test rules it out."""
-    seen: float = math.nan
+    seen: float
     """The difference that the test finds in 4 of 5 cases, at the observed spread; NaN without a
     test."""
 

@@ -142,7 +142,7 @@ def rebuild_adapter_model(
     kind: type[PreTrainedModel],
     values: PretrainedConfig,
     *,
-    dequantized: bool = False,
+    dequantized: bool,
 ) -> PreTrainedModel:
     """Build the model of an adapter's checkpoint: the base of the run, and the adapter on it.
 

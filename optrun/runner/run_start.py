@@ -8,7 +8,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.request import Request
 from optrun.config.schema.run import RunConfig
-from optrun.distributed.world import ALONE, World
+from optrun.distributed.world import World
 from optrun.runner.resume.saved_config import as_text, digest_of
 from optrun.runner.summary import Summary
 from optrun.training.display import Display
@@ -27,7 +27,7 @@ class RunStart:
     signal_handler: SignalHandler
     started: float
     """Time of the start on the monotonic clock."""
-    world: World = ALONE
+    world: World
     """The ranks that share the run."""
     _written: dict[str, object] | None = None
     """Values of `config.yaml` as this start wrote it; None: not written yet."""

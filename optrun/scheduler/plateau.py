@@ -43,8 +43,8 @@ class Plateau:
     threshold: float
     threshold_mode: str
     cooldown: int
-    final: float = 0.0
-    metric: str = "eval/loss"
+    final: float
+    metric: str
     multiplier: float = field(default=1.0, init=False, compare=False)
     best: float | None = field(default=None, init=False, compare=False)
     num_bad: int = field(default=0, init=False, compare=False)

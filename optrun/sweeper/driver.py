@@ -102,7 +102,7 @@ class Driver:
     view: View
     stop: Stop
     """Requests by signal."""
-    tuned: Sequence[str] = ()
+    tuned: Sequence[str]
     """Searched keys; the report takes them for tuned."""
     job_table: JobTable = field(default_factory=JobTable, init=False)
     failed_before: list[JobRow] = field(default_factory=list, init=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class TextKind:
 class ModelNeeds:
     """Requirements of the data on a model."""
 
-    config: dict[str, object] = field(default_factory=dict)
+    config: dict[str, object]
     """Values of the transformers configuration that the data decides, such as `id2label`."""
     max_length: int | None = None
     """Number of positions that it must have; None: any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,7 +92,7 @@ class DataFacts:
 
     train: SplitFacts
     eval_sets: dict[str, SplitFacts]
-    sources: dict[str, SplitFacts] = field(default_factory=dict)
+    sources: dict[str, SplitFacts]
 
 
 def collect_data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:

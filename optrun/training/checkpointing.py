@@ -259,7 +259,7 @@ class CheckpointManager:
             BaseException: The error of the save in all other cases.
         """
         step = result.request.snapshot.global_step
-        error: BaseException | None = result.error
+        error = result.error
 
         # 1. It succeeded.
         if error is None:

@@ -122,7 +122,7 @@ class Evaluator:
     """Requests by signal, which end an evaluation."""
     progress: Callable[[int, int], None]
     """Called with the number of batches that are done, and of all; (0, 0) at the end."""
-    keep: Callable[[str, Any], object] | None = None
+    keep: Callable[[str, Any], object] | None
     """As for `evaluate_sets`."""
 
     def due(self, step: int) -> bool:

@@ -47,7 +47,7 @@ class Loop:
     signal_handler: SignalHandler
     """Requests by signal."""
     _: KW_ONLY
-    stop_at: int | None = None
+    stop_at: int | None
     """Pause after this many optimizer steps, evaluated and saved; None: go to the end."""
     clock: Callable[[], float] = time.monotonic
     """Seconds."""

@@ -231,7 +231,7 @@ def refuse_other_formats(run: RunDir) -> None:
 
 
 def open_checkpoint(
-    run: RunDir, resume: ResumePoint, config: RunConfig, first: str = "step 0"
+    run: RunDir, resume: ResumePoint, config: RunConfig, first: str
 ) -> OpenedCheckpoint:
     """Pick the checkpoint to resume from and read it, without changing the disk.
 

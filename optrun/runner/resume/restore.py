@@ -18,7 +18,7 @@ from optrun.base.errors import CheckpointError, ConfigError, NonFiniteError, Opt
 from optrun.base.formatting import list_names, rate
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.distributed.shard import is_sharded, model_class
-from optrun.distributed.world import ALONE, World
+from optrun.distributed.world import World
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.optimizer.state import load_named_state
 from optrun.runner.resume.config_diff import Changes, is_harmless
@@ -299,7 +299,7 @@ def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, objec
 
 
 def restore_scheduled_checkpoint(
-    run: RunDir, step: int, every: int | None, setup: TrainingSetup, world: World = ALONE
+    run: RunDir, step: int, every: int | None, setup: TrainingSetup, world: World
 ) -> tuple[TrainState, CheckpointMetadata]:
     """Restore the newest usable scheduled checkpoint at or before a step, during a run.
 

@@ -81,7 +81,7 @@ def _tensors_after_steps(
             param.grad = _make_cosine(param.numel(), step).to(device, dtype)
         for batch in optimizer.gather():
             optimizer.FORMULA.step_by(kernel, batch)
-    tensors: list[Tensor] = [param.detach() for param in params]
+    tensors = [param.detach() for param in params]
     for param in params:
         state = optimizer.state[param]
         tensors += [value for value in state.values() if isinstance(value, Tensor)]
