@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optrun.artifacts.forks import KEY as BRANCH_FROM
 from optrun.artifacts.forks import Trunk
@@ -25,9 +24,7 @@ from optrun.config.registry.origins import require
 from optrun.config.request import CommandLine
 from optrun.launch.rank_checks import refuse_unfit
 from optrun.launch.single_run import Caller, execute, start
-
-if TYPE_CHECKING:
-    from optrun.runner.outcome import Outcome
+from optrun.runner.outcome import Outcome
 
 
 def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:

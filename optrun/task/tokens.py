@@ -13,14 +13,12 @@ from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.data.cache import digest, digest_if_known
 from optrun.data.columns import texts
-from optrun.data.examples import encode
+from optrun.data.encoded import Encoder
+from optrun.data.examples import Example, Examples, encode
+from optrun.data.source import Split
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
-
-    from optrun.data.encoded import Encoder
-    from optrun.data.examples import Example, Examples
-    from optrun.data.source import Split
 
 NO_TOKEN = "the text is empty, and the tokenizer adds no special token. Leave such rows out."
 
