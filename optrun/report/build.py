@@ -29,6 +29,7 @@ from optrun.report.confirmation_result import (
     choose_next_command,
     compose_sweep_again,
     count_ended_confirmations,
+    explain_waiting,
     judge_together,
     question_of_plans,
 )
@@ -126,12 +127,11 @@ def report(
     question = typed if plan is None else question_of_plans([plan], runs, **typed)
     question["tuned"] = tuned_keys(run.path.parent for run in runs)
     # 2. Compare them; again at a stricter level if they were tested with fewer seeds before.
-    comparison = compare_runs(runs, **question)
     left = 0 if plan or planned else sum(run.is_waiting for run in runs)
+    question["waits"] = bool(left or (plan and explain_waiting(plan, runs)))
+    comparison = compare_runs(runs, **question)
     looks = (
-        _record_look(dirs, comparison, left)
-        if plan is None
-        else count_ended_confirmations(dirs[0], plan)
+        _record_look(dirs, comparison) if plan is None else count_ended_confirmations(dirs[0], plan)
     )
     if looks > 1:
         comparison = compare_runs(runs, **(question | {"looks": looks}))
@@ -167,7 +167,7 @@ def report(
     finished_report = Report(
         comparison,
         verdict,
-        _collect_warnings(comparison, with_choice=plan is None),
+        _collect_warnings(comparison, with_choice=plan is None and not left),
         shell.join(
             [
                 "optrun",
@@ -230,7 +230,7 @@ def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
     return sha256("\n".join(paths).encode()).hexdigest()[:16]
 
 
-def _record_look(dirs: Sequence[Path], comparison: Comparison, left: int) -> int:
+def _record_look(dirs: Sequence[Path], comparison: Comparison) -> int:
     """Record this test in the folder of each sweep, and return its number among the tests so far.
 
     Seeds may be added after each test, so the second one has number 2, see `record_look`. Two
@@ -240,12 +240,11 @@ def _record_look(dirs: Sequence[Path], comparison: Comparison, left: int) -> int
     Args:
         dirs: The reported directories; single runs among them are passed over.
         comparison: The comparison of their runs.
-        left: How many runs of a sweep have not ended.
 
     Returns:
-        1, without a record, if the report tests nothing or runs are left.
+        1, without a record, if the report tests nothing, as while runs are left.
     """
-    if left or comparison.ttest is None or not comparison.ttest.is_tested:
+    if comparison.ttest is None or not comparison.ttest.is_tested:
         return 1
     most_seeds = max(len(contender.configuration.scores) for contender in comparison.ranked)
     sweeps = [directory for directory in dirs if not RunDir(directory).is_run()]

@@ -272,13 +272,13 @@ def choose_next_command(
     """
     ttest = comparison.ttest
     findings = comparison.findings
-    if comparison.several or len(dirs) > 1 or ttest is None or forks_of(findings.runs):
+    if comparison.several or len(dirs) > 1 or forks_of(findings.runs):
         return None
     # 1. A confirmation was begun: continue it, or begin another one.
     if confirmed is not None:
         return _continue_or_confirm_again(confirmed)
     # 2. The choice is not made yet: neither more seeds nor a confirmation would help.
-    if needs_longer_training(findings):
+    if ttest is None or needs_longer_training(findings):
         return None
     sweep = dirs[0]
     # None: no job failed, and no best lr is at an edge. If nothing was learnt either, no command

@@ -118,6 +118,8 @@ class Question(TypedDict, total=False):
     matters: float | None
     """The smallest difference that counts; None: that of the configuration, else the standard
     deviation between seeds."""
+    waits: bool
+    """Whether runs are left, so that nothing is ranked or tested yet."""
     looks: int
     """How often these contenders were tested while seeds were added, this time included."""
 
@@ -167,6 +169,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     if (
         any(contender.configuration.finished_scores for contender in contenders)
         and not incomparable
+        and not question.get("waits")
     ):
         matters = question.get("matters")
         ttest = compare(

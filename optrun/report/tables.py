@@ -56,13 +56,13 @@ def ranking_table(findings: Findings) -> Table:
     """Tabulate the chosen configuration of each contender: score, verdict, difference and cost.
 
     One row for each contender, best first. Verdict and difference are left out if there is one
-    contender, the chosen settings if nothing was tuned. The columns of diverged runs,
+    contender, or no test; the chosen settings if nothing was tuned. The columns of diverged runs,
     configurations and wall time count everything that was started for the contender, not only the
     chosen configuration.
     """
     ttest = findings.ttest
     tuned = findings.tuned_keys
-    several = len(findings.contenders) > 1
+    is_judged = ttest is not None and len(findings.contenders) > 1
     difference = "difference"
     if ttest is not None and ttest.has_intervals:
         difference += f" [{100 * ttest.confidence:.3g} %]"
@@ -75,16 +75,16 @@ def ranking_table(findings: Findings) -> Table:
                 describe_settings(contender.configuration.pick_settings(tuned)) or NONE
             )
         cells[f"last {findings.metric} ± sd"] = format_mean(contender.configuration)
-        if several:
+        if is_judged:
             cells["verdict"] = name_verdict(findings, contender)
         cells["seeds"] = count_seeds(contender.configuration)
-        if several:
+        if is_judged:
             cells[difference] = format_difference(contender.comparison)
         cells["diverged"] = _count_diverged(runs)
         cells["configurations"] = _count_started(contender)
         cells["wall time"] = _add_wall_times([run.wall_seconds for run in runs])
         rows.append(cells)
-    styles = [row_style(contender) for contender in findings.contenders]
+    styles = [row_style(contender) if is_judged else "" for contender in findings.contenders]
     return tabulate(rows, styles, left=("contender", "chosen", "verdict"))
 
 

@@ -15,6 +15,8 @@ from optrun.config import overrides, store
 from optrun.report import build
 from optrun.report.build import report
 from optrun.report.confirmation_plan import ConfirmationPlan, ConfirmationRequest, load_or_make_plan
+from optrun.report.tables import ranking_table
+from optrun.report.warnings import KINDS_OF_THE_CHOICE
 from optrun.sweeper import jobs
 from optrun.sweeper.folder import SweepDir
 
@@ -274,6 +276,9 @@ def test_a_sweep_with_unended_jobs_is_finished_before_it_is_judged(
     assert shlex.split(made.verdict.next) == ["optrun", *words, f"hydra.sweep.dir={sweep}"]
     assert made.verdict.cost.startswith("1 run")
     assert not (sweep / "report-looks.json").exists()
+    columns = ranking_table(made.comparison.findings).columns
+    assert {"verdict", "difference"}.isdisjoint(columns), "they would judge"
+    assert not {warning.kind for warning in made.warnings} & KINDS_OF_THE_CHOICE
     # optrun.sweep(...) of Python records no -m, and options of plugins are never recorded.
     (sweep / "sweep.json").write_text(json.dumps({**record, "command": words[1:]}))
     plugin = [{"plugin": "mine.py", "path": "/x/mine.py", "sha256": "0"}]
