@@ -234,7 +234,8 @@ class VerbParser(argparse.ArgumentParser):
                 if last.endswith((".yaml", ".yml")):
                     hint = f". Did you mean optrun {self.verb} -cn {shell.quote(last)}?"
                 elif Path(last).is_file():
-                    hint = f". A file of rows has a key: data.eval={last} or data.train={last}."
+                    key = "data.eval" if self.places else "data.train"
+                    hint = f". A file of rows has a key: {key}={shell.quote(last)}"
             raise ConfigError(
                 f"{line}: expected optrun {self.verb} {self.arguments}. See optrun"
                 f" {self.verb} --help{hint}"

@@ -85,7 +85,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
     column_names = split.rows.column_names
     problem = f"{split.key} has no column {name}. Columns: {', '.join(column_names)}."
     if split.key.startswith("data.eval"):
-        problem += " It needs the column names of data.train."
+        problem += f" It needs the column names of data.train; optrun predict takes {key}=NAME."
     return ConfigError(f"{key}={name}: {problem} {did_you_mean(name, column_names, '')}".rstrip())
 
 

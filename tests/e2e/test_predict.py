@@ -384,7 +384,13 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
     "no such column": (
         "sequence_classification",
         ["data.text_column=txt"],
-        ["data.text_column=txt", "data.eval has no column txt", "id, text", "Did you mean text?"],
+        [
+            "data.text_column=txt",
+            "data.eval has no column txt",
+            "id, text",
+            "optrun predict takes data.text_column=NAME",
+            "Did you mean text?",
+        ],
     ),
     "a column that is not read": (
         "sequence_classification",
