@@ -13,7 +13,7 @@ from optrun.data.cached_arrays import cached_arrays
 from optrun.data.examples import Example, Examples, Selected
 from optrun.data.heartbeat import send_heartbeat
 
-SIZES = "sizes"
+DOCUMENT_LENGTHS = "sizes"
 """Name under which a packed example says how long its documents are."""
 _VALUES_AT_ONCE = 1 << 16
 
@@ -127,7 +127,7 @@ class Packed:
             name: np.concatenate([part[name] for part in parts]) for name in parts[0]
         }
         sizes = [len(next(iter(part.values()))) for part in parts]
-        return {**example, SIZES: np.array(sizes, dtype=np.int64)}
+        return {**example, DOCUMENT_LENGTHS: np.array(sizes, dtype=np.int64)}
 
     @property
     def hashes(self) -> np.ndarray | None:

@@ -57,7 +57,7 @@ class ImageClassification(Task):
         """Read one example for each row; images stay encoded until a batch needs them."""
         column = image_column(source, split)
         labels = self.labels_by_split[split]
-        indices = chosen(len(split.rows), limit, seed=seed)
+        indices = chosen(len(split.rows), limit, seed=seed)  # None: all rows
         if indices is not None:
             labels = labels[indices]
         return LabelledImages(Images(split.take(indices), column), labels)

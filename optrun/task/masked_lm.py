@@ -62,7 +62,7 @@ class MaskedLm(LanguageModel):
                 chosen = candidates[[randomness.integers(len(candidates))]]
             labels[chosen] = ids[chosen]
 
-            # 2. Mask 80 % of them, and put random tokens that are not special at 10 %.
+            # 2. Mask 80 % of them, and put random tokens that are not special at 10 %; 10 % stay.
             draw = randomness.random(len(chosen))
             ids[chosen[draw < 0.8]] = self.mask
             replaced = chosen[(draw >= 0.8) & (draw < 0.9)]

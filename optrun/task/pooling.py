@@ -118,11 +118,11 @@ def choose_pooling(
     """
     is_configured = mode is not None or normalize is not None
 
-    # 1. The model has no modules.json, or the configuration says all.
+    # 1. The model has no modules.json (None), or the configuration says all.
     modules_file = _find_model_file(path, "modules.json", revision)
     if modules_file is None or (mode is not None and normalize is not None):
         origin = "as asked for" if is_configured else "by default"
-        return Pooling(mode or "mean", normalize is not False), origin
+        return Pooling(mode or "mean", normalize is not False), origin  # normalised if None
 
     # 2. Read which modules the model has. A type is such as
     # "sentence_transformers.models.Pooling".

@@ -120,7 +120,8 @@ class Preference(ChatTask):
         self.use_template(tokenizer)
         self.limits = self.limits * 2  # chosen and rejected answers have the same limit
         self.columns_of: dict[str, PairColumns] = {}
-        # 1. The columns of each split; its first row shows whether it has chats.
+        # 1. The columns of each split; its first row shows whether it has chats. Then there must be
+        # a template, chatml if need be.
         has_chats = False
         for split in source.splits:
             self.columns_of[split.key] = pair_columns(source, split)
@@ -158,9 +159,10 @@ class Preference(ChatTask):
         """
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
-            return Examples(np.zeros(1, dtype=np.int64), {})
-        columns = str(self.columns_of[part.key])
+            return Examples(np.zeros(1, dtype=np.int64), {})  # none
+        columns = str(self.columns_of[part.key])  # part of the cache key
 
+        # 1. Encode each answer with its prompt: one example a row, for each of the two answers.
         def encode_answers(index: int) -> Examples:
             """Encode the chosen answers (index 0) or the rejected ones (1)."""
 
@@ -170,6 +172,9 @@ class Preference(ChatTask):
             return self.encode_rows(part, tokenizer, rows, "preference", columns, str(index))
 
         both_answers = [encode_answers(0), encode_answers(1)]
+
+        # 2. Refuse pairs without a preference, and pairs of which truncation left nothing; what is
+        # dropped is dropped from both.
         self._refuse_equal_answers(both_answers, part)
         chosen_answers, rejected_answers = self.drop_rows_without_target(both_answers, part)
         return Pairs(chosen_answers, rejected_answers)
@@ -259,6 +264,8 @@ class Preference(ChatTask):
         log-probability of a token, which is then also reported as `logps`.
         """
         # 1. Rewards and log-probabilities of the chosen and the rejected answers, shape (pairs,).
+        # `scores` are log-ratios to the reference model, or mean log-probabilities of tokens;
+        # `outputs.logps` has those of all chosen answers, then those of all rejected ones.
         scores = self.scores(outputs, batch)
         chosen = self.config.beta * scores.chosen.detach()
         rejected = self.config.beta * scores.rejected.detach()
@@ -313,7 +320,8 @@ class Preference(ChatTask):
                 batch = self.collate([pairs[int(index)] for index in indices])
                 with autocast():
                     outputs = self.forward(model, to_device(batch))
-                # All chosen answers come before all rejected ones: (2, pairs), then transposed.
+                # All chosen answers come before all rejected ones, shape (2 * pairs,): (2, pairs),
+                # then transposed.
                 reference_logps[indices] = outputs.logps.float().view(2, -1).T.cpu().numpy()
                 bar.done(len(indices))
         if not np.isfinite(reference_logps).all():

@@ -98,6 +98,24 @@ def _names(recall_at: Sequence[int]) -> list[str]:
     return [*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"]
 
 
+def _join_equal_texts(numbers: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give equal texts one vector.
+
+    Args:
+        numbers: A number of each text, equal for equal texts; of any shape.
+        vectors: The vector of each text, shape (..., width).
+
+    Returns:
+        The vectors of the distinct texts, shape (distinct, width), float32; and the index of each
+        text in them, of the shape of `numbers`.
+    """
+    distinct, indices = np.unique(numbers, return_inverse=True)
+    indices = indices.reshape(numbers.shape)
+    distinct_vectors = np.empty((len(distinct), vectors.shape[-1]), "f4")
+    distinct_vectors[indices] = vectors
+    return distinct_vectors, indices
+
+
 def score_retrieval(
     vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]
 ) -> dict[str, float]:
@@ -117,34 +135,30 @@ def score_retrieval(
     Returns:
         By name, such as `recall_at_1`, `mrr_at_10` and `ndcg_at_10`.
     """
-    # 1. Equal texts are one query, or one document: give each its vector, and each row the index
-    # of its query, shape (rows,), and those of its documents, shape (rows, texts - 1).
-    query_ids, query_of_row = np.unique(texts[:, 0], return_inverse=True)
-    document_ids, documents_of_row = np.unique(texts[:, 1:], return_inverse=True)
-    documents_of_row = documents_of_row.reshape(len(texts), -1)
-    query_vectors = np.empty((len(query_ids), vectors.shape[-1]), "f4")
-    document_vectors = np.empty((len(document_ids), vectors.shape[-1]), "f4")
-    query_vectors[query_of_row] = vectors[:, 0]
-    document_vectors[documents_of_row] = vectors[:, 1:]
+    # 1. Equal texts are one query, or one document. A row has one query, shape (rows,), and as many
+    # documents as further texts, shape (rows, texts - 1), of which the first is a positive.
+    query_vectors, query_of_row = _join_equal_texts(texts[:, 0], vectors[:, 0])
+    document_vectors, documents_of_row = _join_equal_texts(texts[:, 1:], vectors[:, 1:])
 
-    # 2. Distinct pairs of a query and a positive of it; shape (2, pairs).
+    # 2. Distinct pairs of a query and a positive of it: a row of queries, a row of documents.
     positives = np.unique(np.stack([query_of_row, documents_of_row[:, 0]]), axis=1)
 
-    # 3. Rank the documents for some queries at a time.
-    depth = min(max(*recall_at, _AT), len(document_ids))
+    # 3. Rank the documents for some queries at a time, as deep as a metric looks.
+    depth = min(max(*recall_at, _AT), len(document_vectors))
     sums = np.zeros(len(recall_at) + 2)
-    for begin in range(0, len(query_ids), _QUERIES):
+    for begin in range(0, len(query_vectors), _QUERIES):
         queries = query_vectors[begin : begin + _QUERIES]
         # Which documents are positives of these queries, shape (queries, documents).
-        is_positive = np.zeros((len(queries), len(document_ids)), dtype=bool)
+        is_positive = np.zeros((len(queries), len(document_vectors)), dtype=bool)
         of_these = (positives[0] >= begin) & (positives[0] < begin + len(queries))
         query, document = positives[:, of_these]
         is_positive[query - begin, document] = True
-        # Which of the nearest documents are, nearest first, shape (queries, depth).
+        # Which of the nearest documents are positives, nearest first, shape (queries, depth). The
+        # product of vectors of length 1 is their cosine.
         nearest = torch.from_numpy(queries @ document_vectors.T).topk(depth).indices.numpy()
         hits = np.take_along_axis(is_positive, nearest, axis=1)
         sums += _summed_scores(hits, is_positive.sum(1), recall_at)
-    return dict(zip(_names(recall_at), (sums / len(query_ids)).tolist(), strict=True))
+    return dict(zip(_names(recall_at), (sums / len(query_vectors)).tolist(), strict=True))
 
 
 def _summed_scores(
@@ -169,7 +183,8 @@ def _summed_scores(
     top = hits[:, :_AT]
     inverse_rank = np.where(top.any(1), 1 / (1 + top.argmax(1)), 0.0)
 
-    # The sum of gains over that of the best ranking, which has the positives at the first ranks.
+    # The sum of gains over that of the best ranking, which has the positives at the first ranks:
+    # for three positives the sum of the first three gains.
     gains = 1 / np.log2(np.arange(2, _AT + 2))
     best_sum = np.cumsum(gains)[np.minimum(positives, _AT) - 1]
     ndcg = top @ gains[: top.shape[1]] / best_sum

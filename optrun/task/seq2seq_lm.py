@@ -104,6 +104,7 @@ class Seq2SeqLm(Task):
                 )
             return examples
 
+        # An example has the `input_ids` of its text and the `labels` of its target.
         targets = encode_column(target_name, "target", self.max_target_length)
         inputs = encode_column(text_name, "text", self.max_length)
         return Joined(inputs, targets.renamed({"input_ids": "labels"}))

@@ -103,10 +103,10 @@ class SequenceClassification(Task):
             ConfigError: A row without a single token.
         """
         columns = _text_columns(source, split)
-        labels = self.labels_by_split[split]
+        labels = self.labels_by_split[split]  # those of all rows, read by `inspect`
         if isinstance(split.rows, StreamRows):
             return self._stream(split.rows, columns, tokenizer, labels)
-        indices = chosen(len(split.rows), limit, seed=seed)
+        indices = chosen(len(split.rows), limit, seed=seed)  # None: all rows
         part = split.take(indices)
 
         def rows() -> Iterator[Any]:

@@ -24,7 +24,7 @@ from optrun.data.chat import (
 from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
 from optrun.data.mixture import MixedExamples
-from optrun.data.packing import SIZES, Packed
+from optrun.data.packing import DOCUMENT_LENGTHS, Packed
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
@@ -220,7 +220,8 @@ class Sft(ChatTask):
         if note not in self.notes:
             self.notes.append(note)
 
-        # 3. How many are not written whole.
+        # 3. Count answers that the template does not write whole: their text is not in the rendered
+        # chat, which ends with the answer.
         cut_count = 0
         for chat in chats_of_answers:
             answer = chat.turns[-1]["content"].strip()
@@ -253,7 +254,7 @@ class Sft(ChatTask):
             return self._stream(split, split.rows, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
-            return Examples(np.zeros(1, dtype=np.int64), {})
+            return Examples(np.zeros(1, dtype=np.int64), {})  # none
         if split is not source.train and self.sample_prompt is None:
             self.sample_prompt = self._prompt_to_sample(part, tokenizer)
 
@@ -269,7 +270,8 @@ class Sft(ChatTask):
                 " answer"
             )
 
-        # 3. Leave out examples without a target; join the others to blocks with packing.
+        # 3. Leave out examples without a target; join the others to blocks with packing. For a
+        # message the rows are read again, to find the one of an example.
         (with_target,) = self.drop_rows_without_target(
             [examples], part, lambda: [row.row or 0 for row in rows()]
         )
@@ -289,7 +291,8 @@ class Sft(ChatTask):
         encoder = ChatEncoder(self.config, self.template, split, tokenizer, self.max_length)
 
         def encode_row(row: Row) -> Example:
-            # 1. Read and check the row. The reader of the stream names it in errors: "it".
+            # 1. Read and check the row. Its number is not known here (None): the reader of the
+            # stream puts the row in place of "it".
             try:
                 chat = read_chat(row, columns, self.roles, None)
             except Unreadable as error:
@@ -301,7 +304,8 @@ class Sft(ChatTask):
             for name, values in encoder([chat], True).items():
                 example[name] = np.asarray(values[0], dtype=np.int64)
 
-            # 3. Refuse or mark it if it has no target.
+            # 3. If it has no target: raise, unless it was truncated and such rows are dropped. Then
+            # mark it, for its batch to skip.
             has_target = example[TARGETS][1:].any()  # the first token is never predicted
             if not has_target:
                 full_row = encoder([chat], False)["input_ids"][0]
@@ -385,15 +389,16 @@ class Sft(ChatTask):
         for example, row in zip(examples, rows, strict=True):
             row_labels.append(np.where(example[TARGETS] != 0, row, IGNORED))
         labels = pad(row_labels, IGNORED)
-        if SIZES not in examples[0]:
+        if DOCUMENT_LENGTHS not in examples[0]:
             return {**pad_inputs(examples, self.padding), "labels": labels}
 
-        # 2. Packed blocks: SIZES has the number of tokens of each document of a block.
+        # 2. Packed blocks: DOCUMENT_LENGTHS has the number of tokens of each document of a block.
         row_positions = [
-            np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples
+            np.concatenate([np.arange(size) for size in example[DOCUMENT_LENGTHS]])
+            for example in examples
         ]
         positions = pad(row_positions, 0)
-        labels[positions == 0] = IGNORED
+        labels[positions == 0] = IGNORED  # a first token is not predicted from the document before
         batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": positions}
         if self.one_row:
             return join_to_one_row(batch, map(len, rows))

@@ -123,18 +123,19 @@ class TokenClassification(Task):
         """
         label_column = _labels_column(source, split)
         column = words_column(source, split, label_column)
-        lists = self.label_lists[split]
+        lists = self.label_lists[split]  # the labels of all rows, joined; `offsets` divides them
         offsets = lists.offsets
         assert offsets is not None
         words_per_row = np.diff(offsets)
         _expect_labels_for_words(split, column, label_column, words_per_row)
 
-        # 1. Choose rows.
+        # 1. Choose rows: the numbers of those with a word, at most `limit`.
         chosen_rows = self._choose_rows(split, words_per_row, limit, seed)
         takes_all = len(chosen_rows) == len(words_per_row)
         part = split if takes_all else split.take(chosen_rows)
 
-        # 2. Encode them, with the class number of each word.
+        # 2. Encode them, with the class number of each word: that of each distinct label is looked
+        # up, and then taken by the index of the word's label.
         number_of_name = self.class_numbers.numbers_of_names(split, lists)
 
         def rows() -> Iterator[Row]:
@@ -147,7 +148,8 @@ class TokenClassification(Task):
         content = digest_if_known(part.content, "words", column, label_column, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
 
-        # 3. Count the words whose labels are lost: one token of each word has its label.
+        # 3. Count the words whose labels are lost: the first token of each word has its label, so
+        # fewer labelled tokens than words are words without one.
         word_count = int(words_per_row[chosen_rows].sum())
         labelled_count = _count_labelled(examples)
         if labelled_count < word_count:

@@ -151,7 +151,7 @@ class Hooks:
         Raises:
             OptrunError: The state of a callback cannot be written as JSON and read back unchanged.
         """
-        if self._final_state is not None:
+        if self._final_state is not None:  # see `freeze_states`
             return self._final_state
         states = {}
         for key, component in self._stateful:

@@ -329,8 +329,8 @@ class Loop:
         """
         train_step = self.setup.train_step
 
-        # 1. A step that is not finite: the policy may end the run here, with an error; or describe
-        # a step to undo. None: the step is finite, or counts as one without an update.
+        # 1. A step that is not finite may end the run here, by an error; a description of it comes
+        # back if it is to be undone. None: the step is finite, or counts as one without an update.
         nonfinite = self.divergence.apply_policy(result, micro_batches, states_before)
         if nonfinite is not None:
             self._roll_back(nonfinite)

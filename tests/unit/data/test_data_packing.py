@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optrun.data.examples import Examples
-from optrun.data.packing import SIZES, Packed, best_fit
+from optrun.data.packing import DOCUMENT_LENGTHS, Packed, best_fit
 
 
 @given(
@@ -48,7 +48,10 @@ def test_a_block_says_where_its_documents_end() -> None:
         hashes=np.arange(4, dtype=np.uint64),
     )
     packed = Packed(documents, 8)
-    assert [packed[number][SIZES].tolist() for number in range(len(packed))] == [[5, 3], [4, 2]]
+    assert [packed[number][DOCUMENT_LENGTHS].tolist() for number in range(len(packed))] == [
+        [5, 3],
+        [4, 2],
+    ]
     assert packed[0]["input_ids"].tolist() == [3, 4, 5, 6, 7, 0, 1, 2]
     assert packed[0]["targets"].tolist() == [1, 0, 1, 0, 1, 0, 1, 0]
     assert packed.lengths.tolist() == [8, 6]
