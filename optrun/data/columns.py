@@ -270,12 +270,14 @@ def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[
     """
     features = split.rows.features
     nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(features.get(name))]
+    # 1. The only column, or the only one with a usual name.
     if len(candidates) == 1 and not nested:
         return candidates[0]
     usual = usual_columns(USUAL_TEXTS, candidates)
     if len(usual) == 1:
         return usual[0]
-    # It is not clear: say why. A column of texts and numbers has no type, so it is no candidate.
+    # 2. It is not clear: say why. A column of texts and numbers has no type, so it is no candidate;
+    #    `refuse_mixed` names it.
     if not candidates:
         problem = "no column of texts"
         for name in USUAL_TEXTS:

@@ -142,11 +142,12 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
         name = split_name(path, folder)
         if name is not None and path.is_dir() and has_classes(path):
             splits.setdefault(name, str(path))
-    # 2. Files named after other splits: tables, else texts.
+    # 2. Files of rows: tables, else texts without those that describe data.
     files = [path for path in files_of(folder) if path.suffix.lower() in endings]
     row_files = [path for path in files if path.suffix.lower() not in TEXTS]
     if not row_files:
         row_files = [path for path in files if path.stem.upper() not in BESIDE_DATA]
+    # 3. Those named after a split that has no folder of classes.
     paths_by_split: dict[str, list[Path]] = {}
     for path in row_files:
         name = split_name(path, folder)
@@ -154,6 +155,7 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
             paths_by_split.setdefault(name, []).append(path)
     for name, paths in paths_by_split.items():
         splits[name] = _path_or_glob(paths, folder)
+    # 4. `train` first: False is before True.
     if "train" not in splits and len(splits) < 2:
         return {}
     return dict(sorted(splits.items(), key=lambda item: item[0] != "train"))

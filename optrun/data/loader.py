@@ -123,11 +123,11 @@ class EpochPlan:
         # 2. Sort each stretch of 50 steps by length, longest first.
         step_size = self.batch_size * self.accumulation
         stretch_size = 50 * step_size
-        for begin in range(0, self.examples, stretch_size):
+        for begin in range(0, self.examples, stretch_size):  # the last one may be shorter
             stretch = order[begin : begin + stretch_size]
             longest_first = np.argsort(-self.lengths[stretch], kind="stable")
             order[begin : begin + stretch_size] = stretch[longest_first]
-        # 3. Permute the full steps.
+        # 3. Permute the full steps, one in each row; the rest stays at the end.
         full_steps = self.examples // step_size
         in_full_steps = full_steps * step_size
         steps = order[:in_full_steps].reshape(full_steps, step_size)

@@ -250,7 +250,8 @@ class MixedOrder:
     def _order(self, source: int, number: int) -> Order:
         """Return the order of a source in its pass with this number inside of the epoch.
 
-        The last order of each source stays in memory.
+        A source that ends before others begins again in a new order. The last order of each source
+        stays in memory.
         """
         pass_number = int(self._first_pass[source]) + number  # over all epochs
         in_memory, order = self._orders.get(source, (None, None))

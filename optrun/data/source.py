@@ -185,6 +185,7 @@ def _end_of_head(text: str, fraction: float) -> int:
     """
     exact = int(len(text) * (1 - fraction))
     characters_behind = len(text) - exact
+    # How far back: as many characters as stand behind, or half of those before, if that is less.
     earliest = exact - min(characters_behind, exact // 2)
     for separator in ("\n", " "):
         at = text.rfind(separator, earliest, exact)

@@ -203,16 +203,18 @@ def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     train in full, with the originals that peft keeps of them. All tensors of a model without an
     adapter. Each name once, parameters first.
     """
+    # 1. What is left out: factors and other tensors of the adapter, and all of some modules.
     adapter = adapter_of(model)
     adapter_names = frozenset[str]()
-    inside_trained_modules: tuple[str, ...] = ()
+    trained_prefixes: tuple[str, ...] = ()  # such as `classifier.`
     if adapter is not None:
         adapter_names = adapter.names
-        inside_trained_modules = tuple(f"{path}." for path in adapter.modules.saved)
+        trained_prefixes = tuple(f"{path}." for path in adapter.modules.saved)
+    # 2. Parameters, and then buffers: a state dict has the parameters once more.
     tensors: dict[str, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
         base_name = name.replace("base_layer.", "")
-        is_of_adapter = name in adapter_names or name.startswith(inside_trained_modules)
+        is_of_adapter = name in adapter_names or name.startswith(trained_prefixes)
         if not is_of_adapter and base_name not in tensors:
             tensors[base_name] = tensor.detach()
     return tensors
@@ -291,16 +293,16 @@ def _modules_to_save(
         saved = match_modules("adapter.modules_to_save", config.modules_to_save, modules)
         _refuse_to_save(config, model, saved, new)
         return saved
-    # 2. The head. A norm above the blocks, such as `norm`, stays frozen if the name of a norm in
-    #    the blocks ends like it, as `layers.0.input_norm` does: peft matches the ends of names, and
-    #    would let these train, too.
+    # 2. The head, unless it is a language model's. A norm above the blocks, such as `norm`, stays
+    #    frozen if the name of a norm in the blocks ends like it, as `layers.0.input_norm` does:
+    #    peft matches the ends of names, and would let these train, too.
     saved = []
     for path in [] if auto_class in _LANGUAGE_MODELS else head_modules(model):
         is_norm = "Norm" in type(model.get_submodule(path)).__name__
         ends_other_name = any(name != path and name.endswith(path) for name in modules)
         if not (is_norm and ends_other_name):
             saved.append(path)
-    # 3. The modules of new parameters that are not in it.
+    # 3. The modules of new parameters that are not in it, each once.
     new_modules = [name.rpartition(".")[0] for name in new if not is_inside_any(name, saved)]
     return [*saved, *dict.fromkeys(new_modules)]
 
@@ -507,7 +509,7 @@ def _refuse_other_modules(replaced: AdapterModules, wanted: AdapterModules) -> N
         ("target_modules", replaced.targets, wanted.targets),
         ("modules_to_save", replaced.saved, wanted.saved),
     ):
-        differing = set(paths) ^ set(wanted_paths)
+        differing = set(paths) ^ set(wanted_paths)  # in one of them, but not in both
         if differing:
             raise ConfigError(
                 f"adapter.{key}: peft takes {min(differing)} for one of"
@@ -522,6 +524,7 @@ def _adapter_names(model: nn.Module, modules: AdapterModules) -> frozenset[str]:
     These are all parameters that train now, and all tensors of modules that train in full.
     """
     trained = [name for name, param in model.named_parameters() if param.requires_grad]
+    # peft trains a copy of such a module, whose buffers belong to the adapter as well.
     copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in modules.saved)
     return frozenset([*trained, *(name for name in model.state_dict() if name.startswith(copies))])
 

@@ -127,20 +127,20 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
     Example: GPT-2, whose head is its embedding, gives
     `{"transformer.wte": "lm_head.weight", "lm_head": "transformer.wte.weight"}`.
     """
-    # 1. All names of each parameter.
-    paths = {path for path, _ in model.named_modules()}  # the first name of each module
+    # 1. All names of each parameter: `named_modules` gives each module once, by its first name.
+    paths = {path for path, _ in model.named_modules()}
     names_of_param: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if _module_of(name) in paths:
             names_of_param.setdefault(id(param), []).append(name)
-    # 2. Parameters with several names: for the module of the first one the second, else the first.
+    # 2. Parameters with several names: the module of the first name gets the second name, all other
+    #    modules get the first one.
     shared: dict[str, str] = {}
-    for names in names_of_param.values():
-        if len(names) < 2:
-            continue
-        shared[_module_of(names[0])] = names[1]
-        for name in names[1:]:
-            shared[_module_of(name)] = names[0]
+    for first, *others in names_of_param.values():
+        if others:
+            shared[_module_of(first)] = others[0]
+        for other in others:
+            shared[_module_of(other)] = first
     return shared
 
 

@@ -106,7 +106,8 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     # 2. Values that follow from the data.
     for name, value in spec.config.items():
         setattr(values, name, value)
-    # 3. Refuse what only the final values show.
+    # 3. Refuse what only the final values show: an encoder in place of a decoder, or the reverse,
+    #    and too few positions.
     _refuse_other_direction(config, values, spec.auto_class)
     positions = getattr(values.get_text_config(), "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
@@ -330,7 +331,7 @@ def _refuse_hub_kernels(config: ModelConfig, values: TransformersConfig) -> None
     if getattr(config, "trust_remote_code", False):
         return
     where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
-    # 1. Collect each key with its implementation, or with a mapping from parts to theirs.
+    # 1. Collect each key with its implementation: a name, None, or a mapping from parts to names.
     implementations: list[tuple[str, object]] = [
         ("model.attn_implementation", config.attn_implementation)
     ]
