@@ -43,6 +43,7 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         source.notes.append("data.eval_fraction=0: trained on all rows, evaluated on none")
         return source
     # 3. Hold some back.
+    #    `note` says how many, and which.
     source.train, held_out, note = cut(train, config.eval_fraction, seed=seed, documents=documents)
     source.eval_sets = {"": held_out}
     source.cut_from_train = True
@@ -56,7 +57,7 @@ def _call_reader(config: DataConfig, *, documents: bool) -> Source:
     Raises:
         ConfigError: The reader returns no `Source`, or one without training rows.
     """
-    row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
+    row = registry.choices("data")[kind_of("data", SCHEMAS, config)]  # with the reader's name
     read: Callable[..., object] = row.load()
     source = read(config, documents=documents)
     if not isinstance(source, Source) or not len(source.train.rows):

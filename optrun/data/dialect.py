@@ -69,7 +69,7 @@ def find_dialect(
         "columns separated by ';' (data.delimiter)"
     """
     first_line = sample.lstrip("\r\n").partition("\n")[0].rstrip("\r")
-    excel = re.fullmatch(r"sep=(.)", first_line, re.IGNORECASE)
+    excel = re.fullmatch(r"sep=(.)", first_line, re.IGNORECASE)  # None: no such line
     note = None
     if delimiter is None and excel is not None:
         delimiter = excel[1]

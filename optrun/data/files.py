@@ -53,12 +53,12 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     }
     # 3. Note what looks like a mistake.
     for name, files in eval_files.items():
-        notes += _files_in_both(train_files, eval_key(name), files)
-    notes += _splits_among(train_files)
+        notes += _note_files_in_both(train_files, eval_key(name), files)
+    notes += _note_other_splits(train_files)
     return Source(train, eval_sets, config, notes=notes)
 
 
-def _files_in_both(train_files: list[Path], key: str, eval_files: list[Path]) -> list[str]:
+def _note_files_in_both(train_files: list[Path], key: str, eval_files: list[Path]) -> list[str]:
     """Return a note if files of an evaluation set are training files as well; else no notes."""
     training_paths = {path.resolve() for path in train_files}
     both = [str(path) for path in eval_files if path.resolve() in training_paths]
@@ -67,12 +67,13 @@ def _files_in_both(train_files: list[Path], key: str, eval_files: list[Path]) ->
     return [f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows"]
 
 
-def _splits_among(files: list[Path]) -> list[str]:
+def _note_other_splits(files: list[Path]) -> list[str]:
     """Return a note if some training files are named after `train`, others after other splits.
 
     No notes for other files. The name of a file counts, and that of its folder: `train/a.csv` and
     `test/a.csv`.
     """
+    # Below the folder that holds the folder of the file: both names are looked at.
     split_of_file = {path: split_name(path, path.parent.parent) for path in files}
     other_files = [str(path) for path, name in split_of_file.items() if name not in (None, "train")]
     if not other_files or "train" not in split_of_file.values():
@@ -107,6 +108,7 @@ def _refuse_unused_options(
         formats.update(format_of(key, path, options.format).name for path in paths)
     for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
+        # The formats that have a use for the option; one file of them is enough.
         affected = [
             file_format.name for file_format in FORMATS.values() if name in file_format.options
         ]

@@ -329,12 +329,14 @@ def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]
     address = f"hf://datasets/{config.path}@{commit}/"
     files: dict[str, list[HubFile]] = {}
     with user_data_errors(_key_and_value(config), partial(hub.why_not_fetched, config.path, None)):
+        # 1. The addresses of the files of each split, and all files of the repository.
         with silence_datasets():
             builder = _builder(config, config.path, commit)
         tree = HfApi().list_repo_tree(
             config.path, recursive=True, revision=commit, repo_type="dataset"
         )
         entry_of_path = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+        # 2. Size and digest of each of these files.
         for split, urls in (builder.config.data_files or {}).items():
             for url in map(str, urls):
                 entry = entry_of_path.get(url.removeprefix(address))

@@ -119,6 +119,7 @@ def read_pair(cells: Cells, columns: PairColumns, roles: frozenset[str], row: in
     Raises:
         Unreadable: The answers are not two texts or two lists, or there is no prompt.
     """
+    # 1. The cells: two answers of one kind.
     prompt = None if columns.prompt is None else cells[columns.prompt]
     chosen: Any = cells[CHOSEN]
     rejected: Any = cells[REJECTED]
@@ -129,7 +130,8 @@ def read_pair(cells: Cells, columns: PairColumns, roles: frozenset[str], row: in
             f"has {type(chosen).__name__} and {type(rejected).__name__} as {CHOSEN} and {REJECTED},"
             " where two texts or two lists of turns are expected."
         )
-    # Cut the prompt off both answers if it is inside of them.
+    # 2. Cut the prompt off both answers if it is inside of them: without a column of prompts, or
+    #    if that has only its text, where the answers are whole chats.
     if columns.prompt is None or (are_turns and isinstance(prompt, str)):
         length = _common_prefix_length(chosen, rejected)
         if are_turns and length == 0:
@@ -137,6 +139,7 @@ def read_pair(cells: Cells, columns: PairColumns, roles: frozenset[str], row: in
         prompt = chosen[:length]
         chosen = chosen[length:]
         rejected = rejected[length:]
+    # 3. Read each answer behind the prompt.
     optional = {name: cells.get(name) for name in columns.optional}
     return (
         _read_side(prompt, chosen, CHOSEN, optional, roles, row),

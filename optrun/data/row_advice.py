@@ -157,7 +157,7 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
         return  # one document
     values = list(row.values())
     if any(map(_is_chat, values)):
-        return
+        return  # one chat
     has_only_nested_values = all(isinstance(value, list | dict) for value in values)
     keys_of_rows = [name for name, value in row.items() if _are_objects(value)]
     if has_only_nested_values or keys_of_rows:

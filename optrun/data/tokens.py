@@ -57,7 +57,7 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         files = _open_token_files(key, paths, config)
         eval_sets[name] = _make_split(files, config, key, 0, _count_tokens(files))
     # 2. Without such files: the end of the training stream.
-    train_end = total
+    train_end = total  # one past the last token to train on
     if not eval_sets and config.eval_fraction:
         held_blocks = max(1, round(config.eval_fraction * total / config.max_length))
         train_end = max(0, total - held_blocks * config.max_length)
@@ -65,6 +65,7 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         eval_sets[""] = _make_split(train_files, config, key, train_end, total)
         notes.append(f"{NO_SPLIT}: the last {total - train_end:,} tokens of data.train held out")
     elif not eval_sets:
+        # From the end up to the end.
         no_blocks: Any = TokenBlocks(train_files, config.max_length, total, total)
         eval_sets[""] = Split(no_blocks, "data.train (held out)")
         notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")

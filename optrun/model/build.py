@@ -222,7 +222,7 @@ def _redraw_head(
     """
     if not _has_other_classes(config, spec):
         return [], []
-    # 1. Find the head: its shapes differ in a model with one class more.
+    # 1. Find the head: its shapes differ in a model with one class more, built without memory.
     values = copy.deepcopy(model.config)
     values.num_labels = model.config.num_labels + 1
     with torch.device("meta"):
@@ -399,7 +399,7 @@ def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
         raise ConfigError(
             f"model={config.name}: it cannot run on eight tokens: {message_in_one_line(error)}"
         ) from error
-    # 3. Compare them, up to rounding.
+    # 3. Compare them, up to rounding, which grows with the logits.
     first, second = logits.float()
     tolerance = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
     scale = max(1.0, float(first.abs().max()))

@@ -62,7 +62,8 @@ def refuse_mixed_documents(
             f"{key}: {type(model).__name__} takes no positions that start again with each document:"
             f" {message_in_one_line(error)}. Leave it false."
         ) from error
-    # 3. Compare them.
+    # 3. Compare them. The first two are computed with the same shapes, so that they may differ less
+    #    than a document in a block and alone.
     instead = "Leave it false."
     if "packing" not in key:
         instead = "Leave it false, or take task.packing=false."
