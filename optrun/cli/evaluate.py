@@ -163,7 +163,7 @@ def _show(checkpoint: Path, evaluated: Evaluated) -> None:
 
     from optrun.base.formatting import number
     from optrun.report.table import to_rich
-    from optrun.runner.class_tables import F1_MEANING, confusion_table, figures_table
+    from optrun.runner.class_tables import confusion_table, explain_f1, figures_table
 
     sys.stdout.write(
         printable(f"{checkpoint} · step {evaluated.step:,} · {evaluated.examples:,} examples")
@@ -177,9 +177,10 @@ def _show(checkpoint: Path, evaluated: Evaluated) -> None:
     console = Console()
     console.print(table)
     for name, classes in evaluated.tables.items():
-        console.print(to_rich(figures_table(classes), title=name or None))
+        figures = figures_table(classes)
+        console.print(to_rich(figures, title=name or None))
+        if "eval/f1" in evaluated.metrics:
+            console.print(printable(explain_f1(figures)), highlight=False, markup=False)
         confusion = confusion_table(classes)
         if confusion is not None:
             console.print(to_rich(confusion))
-    if "eval/f1" in evaluated.metrics:
-        console.print(F1_MEANING, highlight=False)

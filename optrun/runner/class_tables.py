@@ -17,11 +17,6 @@ _MOST_SHOWN = 12
 """More classes do not fit into the end of a training or into a confusion matrix on a terminal;
 `optrun evaluate` shows the figures of all of them."""
 
-F1_MEANING = (
-    "eval/f1: the f1 of the second class of two, the macro mean of more, the micro mean of spans"
-)
-"""Which figure of a table the metric f1 is."""
-
 
 def tables_of(summary: Mapping[str, object]) -> Iterator[tuple[str, Table]]:
     """Yield the table of metrics by class of each evaluation set with at most 12 classes.
@@ -75,6 +70,18 @@ def _build_table(
         table.rows.append(cells)
     table.styles = [*[""] * len(rows), *["muted"] * len(means)]
     return table
+
+
+def explain_f1(table: Table) -> str:
+    """Say which figure of a table by class the metric eval/f1 is.
+
+    Of two classes it is the f1 of the second, of more their macro mean, of entities the micro mean.
+    """
+    if table.columns[0] == "entity":
+        return "eval/f1 is the micro mean: all entities are counted together"
+    if table.styles.count("") == 2:
+        return f"eval/f1 is the f1 of {table.rows[1][0]}, the second class"
+    return "eval/f1 is the macro mean: every class counts the same"
 
 
 def confusion_table(metrics: ClassTable) -> Table | None:

@@ -28,7 +28,7 @@ from optrun.config.registry.plugins import options
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
 from optrun.runner.best_checkpoint import describe_best
-from optrun.runner.class_tables import F1_MEANING, tables_of
+from optrun.runner.class_tables import explain_f1, tables_of
 from optrun.runner.outcome import Outcome, SummaryValues
 from optrun.task.build import task_class
 from optrun.training.display import Display
@@ -240,5 +240,5 @@ def _print_metrics(console: Console, summary: SummaryValues) -> None:
     # 3. The metrics by class.
     for name, classes in tables_of(summary):
         console.print(to_rich(classes, title=name or None))
-    if "eval/f1" in names:
-        console.print(F1_MEANING, highlight=False)
+        if "eval/f1" in names:
+            console.print(escape(printable(explain_f1(classes))), highlight=False)
