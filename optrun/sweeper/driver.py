@@ -150,7 +150,7 @@ class Driver:
             row.is_pruned = row.record.stopped_at is not None and not row.state.ended
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Read the states of jobs, print newly ended ones, and rewrite `sweep.json`.
+        """Read the states of jobs, print newly begun and ended ones, and rewrite `sweep.json`.
 
         A job counts as running if its record names a sweep process, and a launch of this process
         has it or another process holds its lock. Jobs whose end was printed are not read again.
@@ -162,10 +162,13 @@ class Driver:
                 continue
             row.record = self.sweep.read_record(name)
             row.state = self.sweep.state(name)
+            was_running = row.running
             # A record still names the sweep process of a worker that was killed: look for a launch
             # of ours with the job, or for a process that holds its lock.
             is_ours = row.record.open == self.token and name in names_at_work
             row.running = row.record.open is not None and (is_ours or self.sweep.is_running(name))
+            if row.running and not was_running:
+                self.view.begun(row, self.job_table)
             # Until the retry begins, its attempts are those of the failure.
             waits_for_retry = row.retry == row.record.attempts
             if row.state.ended and not row.running and not waits_for_retry:

@@ -1,4 +1,4 @@
-"""Show a sweep in the terminal: a line when a job ends, and a live status of all jobs."""
+"""Show a sweep: a line when a job begins or ends, and on a terminal a live status of all jobs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ class Eta:
 class View:
     """Prints one line per event, and a live status below them on a terminal.
 
-    The status has the counts, the best job and the time left.
+    The status has the counts, the best job and the time left. Without it a line says which job
+    begins.
 
     Args:
         console: Where lines are printed.
@@ -178,6 +179,11 @@ class View:
     def note(self, text: str) -> None:
         """Print a note."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+    def begun(self, row: JobRow, job_table: JobTable) -> None:
+        """Print which job begins, unless a live status counts it."""
+        if self._status is None:
+            self.note(event_line(row, job_table, self.eta(job_table), ""))
 
     def ended(self, row: JobRow, job_table: JobTable, log: str) -> None:
         """Print how a job ended."""
@@ -199,7 +205,7 @@ class View:
 
 
 def event_line(row: JobRow, job_table: JobTable, seconds_left: float | None, log: str) -> str:
-    """Write the end of a job as one line.
+    """Write the beginning or the end of a job as one line.
 
     Such as `[3/8] finished    lr=2e-3  best eval/loss 2.5  step 600  41.4 s  5 to go, 3 min`: its
     number, status and label; of a failed job the message and its log, else the best value with step
@@ -214,8 +220,9 @@ def event_line(row: JobRow, job_table: JobTable, seconds_left: float | None, log
     state = row.state
     to_go = job_table.left + len(job_table.running)
     total = str(job_table.total)
-    pieces = [f"[{job_table.done:>{len(total)}}/{total}] {state.status:<11} {row.job.label}"]
-    if state.status == "failed":
+    status = "running" if row.running else state.status
+    pieces = [f"[{job_table.done:>{len(total)}}/{total}] {status:<11} {row.job.label}"]
+    if status == "failed":
         pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:
         pieces.append(

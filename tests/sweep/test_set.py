@@ -51,7 +51,9 @@ def test_repeated_grown_and_reordered(
 
     assert sweep("lr=1e-3,2e-3", "optimizer=lamb,adamw") == 0
     assert ForkServer.launches == [2], "two of four were there"
-    assert "4 jobs -> sweep · 2 finished before\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "4 jobs -> sweep · 2 finished before\n" in said
+    assert "[2/4] running     " in said, "before the first of them ends"
     assert len(jobs()) == 6
     assert {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in first} == written
 

@@ -131,12 +131,24 @@ def test_plain_lines() -> None:
     assert "finished    seed=0  best eval/loss 2.5  step 10" in out.getvalue()
 
 
+def test_a_piped_log_says_which_job_begins() -> None:
+    """A log without a live status was silent until the first job had ended."""
+    out = io.StringIO()
+    view = View(Console(file=out, width=200))
+    shown = job_table()
+    shown.rows["job2"].state = JobState("new")
+    view.begun(shown.rows["job2"], shown)
+    assert out.getvalue() == "[2/4] running     seed=2  2 to go\n"
+
+
 def test_a_terminal_shows_where_all_jobs_stand() -> None:
     out = io.StringIO()
     console = Console(
         file=out, width=200, force_terminal=True, force_interactive=True, color_system=None
     )
     view = View(console)
+    view.begun(job_table().rows["job2"], job_table())
+    assert "running     seed=2" not in out.getvalue(), "the status below counts it"
     view.update(job_table())
     view.stop()
     assert "1 of 4 finished · 1 running" in out.getvalue()
