@@ -281,8 +281,10 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
         line = f"next: {report.verdict.next}  ({report.verdict.cost})"
         console.print(Text(line), soft_wrap=True)
     for section in sections:
-        console.print(to_rich(section.table, title=section.title or None, width=console.width))
-        if section.note:
+        table = to_rich(section.table, title=section.title or None, width=console.width)
+        console.print(table)
+        # A narrow terminal has no room for the column of differences, of which the note speaks.
+        if section.note and any("difference" in str(column.header) for column in table.columns):
             console.print(Text(section.note, style="dim"))
             console.print()
     _print_runs_without_result(report.comparison.runs, console)

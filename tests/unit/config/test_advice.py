@@ -183,6 +183,10 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["scheduler.weight_decay_curve=lr"], ["Not offered", "function of the step"]),
     (["global_batch_size=64"], ["training.global_batch_size"]),
     (["--do_predict"], ["Not offered: optrun predict RUN_DIR data.eval=FILE out=FILE"]),
+    (
+        ["--sweep"],
+        ["Not offered: a sweep is optrun -m with several values of a key, such as lr=1e-3,2e-3"],
+    ),
     (["push_to_hub=true"], ["optrun export RUN_DIR DEST push_to_hub=NAME does"]),
     (["packing=true"], ["task.packing"]),
     (["training.assistant_only_loss=true"], ["task.assistant_only_loss"]),

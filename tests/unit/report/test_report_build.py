@@ -391,6 +391,21 @@ def test_the_heads_say_that_values_are_the_last_ones(made: tuple[Report, str]) -
     assert "last eval/loss" in " ".join(made[1].split())
 
 
+def test_a_note_on_intervals_stands_only_below_a_column_of_differences(
+    made: tuple[Report, str], tmp_path: Path
+) -> None:
+    """A terminal of 80 columns has no room for the column."""
+    wide = made[1]
+    stream = io.StringIO()
+    sweep = made[0].files[0].parent
+    report([sweep], out=tmp_path / "again", console=Console(file=stream, width=80))
+    narrow = stream.getvalue()
+    assert "difference [" in wide
+    assert "interval of a difference" in wide
+    assert "difference [" not in narrow
+    assert "interval of a difference" not in narrow
+
+
 def test_in_a_narrow_terminal_no_word_of_a_run_without_a_result_breaks(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
