@@ -94,7 +94,10 @@ def open_file(path: Path, *, limit: int | None = None, follow: bool = False) -> 
 
 
 def read_bytes(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> bytes:
-    """Read a whole file, as `open_file`."""
+    """Read a whole regular file of at most `limit` bytes.
+
+    `follow` (may it be a link?) and the errors are those of `open_file`.
+    """
     with open_file(path, limit=limit, follow=follow) as file:
         content = file.read(limit + 1)
     _refuse_size(path, len(content), limit)
@@ -102,16 +105,26 @@ def read_bytes(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> 
 
 
 def read_text(path: Path, *, follow: bool = False, errors: str = "strict") -> str:
-    """Read a whole text in UTF-8, as `open_file`.
+    """Read a whole file of at most `TEXT_BYTES` (8 MiB) as UTF-8.
+
+    Args:
+        path: The file.
+        follow: Whether it may be a link: for a user's data and models, never for files of a run.
+        errors: What happens to bytes that are no UTF-8, as in `bytes.decode`.
 
     Raises:
-        UnicodeDecodeError: It is none.
+        UnreadableFileError: It is no regular file, or too large.
+        UnicodeDecodeError: It is no UTF-8, and `errors` is "strict".
+        OSError: It is missing, or may not be read.
     """
     return read_bytes(path, TEXT_BYTES, follow=follow).decode("utf-8", errors)
 
 
 def read_json(path: Path, *, follow: bool = False) -> Any:
-    """Read a JSON file, as `open_file` and `parse_json`."""
+    """Read a JSON file of at most `JSON_BYTES` (64 MiB), and parse it by `parse_json`.
+
+    `follow` (may it be a link?) and the errors are those of `open_file`, too.
+    """
     return parse_json(read_bytes(path, follow=follow), path)
 
 

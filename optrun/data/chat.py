@@ -89,7 +89,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A prompt and its completion, as texts."""
+    """A row without turns: a prompt and its completion, as texts that no template changes."""
 
     prompt: str
     completion: str
@@ -383,7 +383,7 @@ def _read_question(
     question = cells.get(columns.names[0])
     # 1. Alpaca's columns: instruction and input.
     if columns.layout is ChatLayout.alpaca:
-        any_answer = "-"  # the row needs none, and it is dropped here
+        any_answer = "-"  # the row needs none; it becomes the last turn, which is dropped here
         chat = _read_alpaca((question, any_answer), cells, _read_tools(cells), row)
         return Chat(chat.turns[:-1], None, chat.tools, row)
     # 2. A text.
@@ -464,7 +464,7 @@ def read_chat(
     """
     values = tuple(cells.get(name) for name in columns.names)
     tools = _read_tools(cells)
-    refuse_ignored_cells(cells)
+    refuse_ignored_cells(cells)  # raises Unreadable, as all that reads below
     # 1. Alpaca's columns.
     if columns.layout is ChatLayout.alpaca:
         return _read_alpaca(values, cells, tools, row)
@@ -483,7 +483,7 @@ def read_chat(
         answer = _read_turns(completion, roles, name)
         if not answer:
             raise Unreadable(f"has an empty {name}: nothing to learn from it. Leave such rows out.")
-        _expect_answers(answer, name)
+        _expect_answers(answer, name)  # refuses a completion without an assistant's turn
         prompt_turns = _with_system(prompt_turns, cells)
         return Chat([*prompt_turns, *answer], len(prompt_turns), tools, row)
     # 3. All turns in one column, `messages` or ShareGPT's `conversations`.

@@ -179,6 +179,7 @@ def _recognise_tagged(columns: Columns) -> Roles | None:
         if words not in lengths:
             continue
         for tags in (*_TAG_NAMES, *lengths):
+            # None is a usual name that is no column of lists.
             if tags != words and lengths.get(tags) == lengths[words]:
                 return Roles("token_classification", {"text_column": words, "label_column": tags})
     return None

@@ -223,11 +223,11 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     Args:
         source: Has the keys, and takes notes.
         split: Where the column must be.
-        taken: Columns with another meaning, such as labels.
+        taken: Columns that have another meaning, such as labels, and so cannot be the one.
 
     Raises:
-        ConfigError: The named column is missing or taken, or there is no column of texts, or
-            several.
+        ConfigError: The named column is missing or has another meaning, or there is no column of
+            texts, or several.
     """
     if not len(split.rows):
         split = source.train
@@ -241,11 +241,11 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
             f"{split.key} has no column {name!r}, so its only text column {candidates[0]!r} is read"
         )
         return split.mark_read(candidates[0])
-    # 2. Rows without a key.
+    # 2. Rows without a key. `named_column` refuses a missing column; None: no key is set.
     column = named_column(source.columns, "text_column", split)
     if column is None:
         return split.mark_read(_usual_text(split, taken, candidates))
-    # 3. The column of the key.
+    # 3. The column of the key, which is marked as read already.
     if column in taken:
         raise ConfigError(
             f"data.text_column={column}: {split.key} has its labels or targets there, not its"
@@ -497,9 +497,10 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def text_of(value: object) -> str | None:
-    """Return the text of a cell: a number as Python writes it, a missing cell as an empty text.
+    """Return the text of a cell: a number as Python writes it, None as an empty text.
 
-    None: it is something else.
+    NaN is a number and becomes "nan"; True becomes "True". None: the cell is something else, such
+    as a list.
     """
     if isinstance(value, str):
         return value

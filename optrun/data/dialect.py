@@ -104,7 +104,7 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
     fitting = []
     for delimiter in _DELIMITERS:
         dialect = Dialect(delimiter, _is_quoted(kind, delimiter))
-        if _count_columns(sample, dialect) > 1:
+        if _count_columns(sample, dialect) > 1:  # 0 if the rows differ in it
             fitting.append(delimiter)
     # 1. The usual one fits, among others.
     if usual in fitting and len(fitting) > 1:

@@ -83,7 +83,7 @@ class EpochPlan:
     """Tokens of each example, shape (examples,): examples of like length then share a step: less
     padding."""
     arrangement: Arrangement | None = None
-    """Of examples that are not shuffled as a whole."""
+    """Makes the order of an epoch from seed and epoch; None: a permutation of all examples."""
 
     @property
     def micro_batches_per_epoch(self) -> int:
@@ -113,7 +113,7 @@ class EpochPlan:
         step: the permutation is sorted by length inside of stretches of 50 steps, and then the
         steps are permuted, except a last incomplete one.
         """
-        # 1. An order of its own, or a permutation.
+        # 1. The order of the arrangement, a function of seed and epoch; else a permutation.
         if self.arrangement is not None:
             return self.arrangement(self.seed, epoch)
         randomness = generator(self.seed, "order", epoch)
@@ -327,9 +327,15 @@ class BatchLoader:
             rank: The rank whose share of the batches is yielded, as `share_of` divides it; another
                 batch stands in for a missing one.
             ranks: How many ranks there are.
+
+        Raises:
+            OptrunError: An example was refused.
         """
+        # Epoch 0 at every call: transforms draw by epoch and index.
         keys = [(0, index) for index in range(len(self.examples))]
         batches = [keys[begin : begin + batch_size] for begin in range(0, len(keys), batch_size)]
+        # Every rank gets the same number of batches. Numbers behind the last batch stand for none;
+        # the modulo puts one of the first batches in its place, and the caller does not count it.
         share = share_of(len(batches), rank, ranks)
         batches_of_rank = [batches[number % len(batches)] for number in share]
         yield from map(_raise_if_refused, self._loader(batches_of_rank, "evaluation"))

@@ -311,6 +311,7 @@ class Groups(Shard):
             return group
 
         names = None if columns is None else tuple(columns)
+        # Calls `read_group` only if the group is not in memory, and drops old ones if it is full.
         return self.recent.read((self.file, number, names), read_group)
 
     def read(

@@ -79,11 +79,11 @@ class StreamRows:
         missing_types = {}
         for name, number in self._first_file_with.items():
             is_selected = self.columns is None or name in self.columns
-            if number > 0 and is_selected:
+            if number > 0 and is_selected:  # `number` is that of the first file with the column
                 missing_types[name] = self.shards[number].head(FIRST_ROWS, [name]).features[name]
         if not missing_types:
             return first
-        # A table without columns has no length.
+        # A table without columns has no length: no selected one is in the first file.
         count = len(first) or min(FIRST_ROWS, self.shards[0].rows)
         return with_empty_columns(first, count, missing_types)
 

@@ -83,8 +83,9 @@ def build_model(
     try:
         if isinstance(config, PretrainedConfig) and not meta:
             model, report = _load(config, auto, values, _dtype(config), options)
-            _refuse_other_weights(config, model, report)
+            _refuse_other_weights(config, model, report)  # raises if the file lacks most
             new = [*_missing_names(report), *_mismatched_names(report)]
+            # `grown` and `redrawn` are names of parameters with drawn values; often empty.
             grown, grown_notes = _grow_vocabulary(model, values)
             new += grown
             redrawn, redrawn_notes = _redraw_head(auto, model, config, spec, new)

@@ -239,6 +239,7 @@ def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
             without_cache_and_padding_check(model),
             _restored_forward(model, head),
         ):
+            # True also for the head's output times a constant, if the head has no bias.
             if not _returns_head_output(model, head, ids, logits_tolerance):
                 return "it changes the logits after its output head, as softcapping does"
             model_loss = float(model(input_ids=ids, labels=ids).loss)

@@ -468,6 +468,7 @@ def _refuse_other_direction(
 
     is_decoder = getattr(values, "is_decoder", None)
     is_encoder_decoder = getattr(values, "is_encoder_decoder", False)
+    # An architecture without one, such as GPT-2, is causal whatever `is_decoder` says.
     has_masked_model = type(values) in transformers.AutoModelForMaskedLM._model_mapping
     if auto_class == "AutoModelForCausalLM" and is_decoder is False and is_encoder_decoder:
         kind = "an encoder-decoder, and its decoder alone would train"

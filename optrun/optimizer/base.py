@@ -344,7 +344,11 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def skips_on_device(self) -> bool:
-        """Tell whether all kernels of a step read `found_inf`, as `step_unless` needs."""
+        """Tell whether all kernels of a step read `found_inf`, as `step_unless` needs.
+
+        If so, a step with that flag changes no weight and no state tensor, and the host need not
+        wait to read it.
+        """
         return False
 
     def step_unless(self, found_inf: Tensor) -> None:
@@ -556,8 +560,9 @@ class NamedOptimizer(Optimizer):
     def _set_functions(self) -> None:
         """Write the values of functions of the step into the groups.
 
-        If other code has set the lr to 0 since the last step, it stays 0 for this step: torch's
-        distributed checkpoint creates state by such a step.
+        If other code has set the lr to 0 since the last step, it stays 0 for this step, which
+        `_after_step` does not count: torch's distributed checkpoint creates state by such a step.
+        It then puts the value from before back, from which the function goes on.
 
         Raises:
             RuntimeError: Other code has set another value, or a scheduler also drives the lr.
@@ -568,7 +573,8 @@ class NamedOptimizer(Optimizer):
         self._lr_forced_to_zero = False
         for group in driven:
             for key, step_function in group["functions"].items():
-                if group[key] == step_function.written:  # nobody else has set it
+                # `written` is what this method wrote before the last step: nobody has changed it.
+                if group[key] == step_function.written:
                     self._write_value(group, key, step_function)
                 elif key == "lr" and group[key] == 0:
                     self._lr_forced_to_zero = True

@@ -39,12 +39,14 @@ class Guard:
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> Self | None:
-        """Return the guard of an optimizer on a device; None if its kernels there read no flag.
+        """Return the guard of an optimizer on a device; None if it could not skip a step there.
 
+        On a CPU any optimizer has one; elsewhere its kernels must read the flag `found_inf`.
         Without a guard the caller has to read the values before each step.
         """
-        if device.type == "cpu":
+        if device.type == "cpu":  # `step` reads the values there, without a flag
             return cls(optimizer)
+        # Promises that a step with the flag changes no weight and no state tensor.
         if isinstance(optimizer, NamedOptimizer) and optimizer.skips_on_device():
             return cls(optimizer)
         return None

@@ -122,7 +122,7 @@ def load_named_state(
             tensor that was not saved; joined groups counted differently; or a counter is no number.
         OtherFormatError: The state has another format.
     """
-    # 1. Compare format, class, names and shapes.
+    # 1. Compare format, class, names and shapes; both raise.
     _refuse_other_optimizer(optimizer, meta)
     params = _params_by_name(optimizer)
     _refuse_other_params(params, meta)
@@ -133,13 +133,13 @@ def load_named_state(
     saved_state: dict[str, State] = {}
     for name, entries in meta["state"].items():
         saved_state[name] = {key: saved.unpack(value) for key, value in entries.items()}
-    # Copies on the devices of the parameters, sharded as these; by parameter.
+    # Checked copies on the devices of the parameters, sharded as these; by parameter.
     state: dict[Any, Any] = {**restore_state(optimizer, optimizer.param_groups, saved_state)}
     first_param = next(iter(params.values()))
     for key, value in meta["shared"]:
         # State that belongs to no parameter goes to the device of the first one.
         state[key] = copy_to_param(saved.unpack(value), first_param, {}, str(key))
-    counters_of_groups = _load_counters(optimizer, meta, saved)
+    counters_of_groups = _load_counters(optimizer, meta, saved)  # only read; loaded in step 3
     for group, counters in zip(optimizer.param_groups, counters_of_groups, strict=True):
         _refuse_nonnumeric_counters(group, counters)
     # The model was saved with the evaluation weights of these parameters, so the weights to train
@@ -315,7 +315,7 @@ def _load_counters(
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
             _refuse_other_options(optimizer, group, saved_group, name)
-        # Of the saved groups that are joined in this one, each once.
+        # Of the saved groups that are joined in this one, each once; they must be equal.
         distinct = [saved_counters[index] for index in dict.fromkeys(indices)]
         counters_of_groups.append(_common_counters(group, distinct))
     return counters_of_groups

@@ -47,6 +47,7 @@ def _sgd_lr_factor(size: Growth, options: Options) -> float:
     head that reads four times as many inputs 1/4.
     """
     del options
+    # (carried / fan_in) / (branch / (carried fan_out))
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
 
 

@@ -57,6 +57,8 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
             f"{key}: optrun cannot find the residual branches of {kind}, because it cannot run a"
             f" forward pass on the meta device ({reason}). Keep the base's number of layers."
         )
+    # `ends` are the weights whose output was added to the residual stream. `normed_weight` is one
+    # that a norm separates from the stream; None: there is none.
     ends = recorder.ends & blocks.keys()
     problem = ""
     if recorder.normed_weight is not None:

@@ -24,7 +24,7 @@ from optrun.config.schema.param_groups import (
 )
 from optrun.config.schema.ranges import number, optional
 from optrun.param_groups.layer_map import (
-    STARTED,
+    WHY_RESTORED,
     Layer,
     Layers,
     lr_scale_of,
@@ -127,7 +127,7 @@ def build_param_groups(
     if isinstance(config, LayerwiseConfig):
         layer_of = _map_to_layers(config, layers, started_groups)
         scales = {name: lr_scale_of(layer, config.decay_rate) for name, layer in layer_of.items()}
-    sentences += _note_kept_layers(layer_of)
+    sentences += _note_restored_layers(layer_of)
     roles |= dict.fromkeys(layers.heads(), HEAD)
     roles |= {name: group["role"] for name, group in started_groups.items()}
     undecayed: tuple[str, ...] = ()
@@ -187,18 +187,19 @@ def _started_groups(
     return groups
 
 
-def _note_kept_layers(layer_of: Mapping[str, Layer]) -> list[str]:
-    """Write one note on the parameters kept in the layer of the start of the run, or none.
+def _note_restored_layers(layer_of: Mapping[str, Layer]) -> list[str]:
+    """Write one note on the parameters that `restore_layer` put back into another layer, or none.
 
-    It names four of them at most.
+    A resumed run keeps each parameter in the layer of its start, though this version of optrun
+    would put it into another one. The note names four of them at most.
     """
-    kept_params = [
-        f"{name} ({layer.label})" for name, layer in layer_of.items() if layer.why == STARTED
+    restored_params = [
+        f"{name} ({layer.label})" for name, layer in layer_of.items() if layer.why == WHY_RESTORED
     ]
-    if not kept_params:
+    if not restored_params:
         return []
     return [
-        f"param_groups=layerwise: {list_names(kept_params, 4)} stay in the layer that this"
+        f"param_groups=layerwise: {list_names(restored_params, 4)} stay in the layer that this"
         " run was started with; a new run puts them into another one, see optrun explain"
     ]
 

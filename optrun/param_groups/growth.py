@@ -104,6 +104,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     base_params = dict(base.named_parameters())
     roles = roles_of(model)
     modules = dict(model.named_modules())
+    # Ratios of the depths only for parameters in stacks whose depths differ.
     base_names, depth_ratios = _match_base_names(model, base)
     unmatched = [name for name in base_params if name not in base_names.values()]
     if unmatched:

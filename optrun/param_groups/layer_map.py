@@ -19,8 +19,8 @@ EMBEDDINGS = "embeddings"
 ABOVE = "above the blocks"
 BELOW = "below the blocks"
 
-STARTED = "as the run was started"
-"""`Layer.why` of a parameter whose layer is that of the start of the run."""
+WHY_RESTORED = "as the run was started"
+"""`Layer.why` if `restore_layer` put a parameter back into its layer at the start of the run."""
 
 # Names of modules: `lm_head` or `classifier`, then `wte`, then `final_norm`.
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
@@ -101,7 +101,7 @@ def restore_layer(layer: Layer, layer_id: int, label: str) -> Layer:
     if label == layer.label:
         return layer
     n_layers = layer_id - 1 if label == HEAD else layer.n_layers
-    return Layer(layer_id, n_layers, label, STARTED)
+    return Layer(layer_id, n_layers, label, WHY_RESTORED)
 
 
 class Layers:

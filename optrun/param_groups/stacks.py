@@ -81,14 +81,15 @@ def find_stacks(root: Node) -> list[Stack]:
     lists of blocks the largest is a stack, and others if `_is_large` says so. Empty for a model
     without a list of blocks.
     """
-    # 1. List the lists of possible blocks, and keep those that are made of blocks.
+    # 1. List the lists of possible blocks, and keep those that are made of blocks. Lists of one
+    #    length in one module, such as `attentions` and `ffns`, are merged: a block has one of each.
     merged = _merge_siblings(_outermost_lists(root))
     candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=True)]
     if not candidates:
         candidates = [stack for stack in merged if _is_made_of_blocks(root, stack, strict=False)]
     if not candidates:
         return []
-    # 2. Add the lists beside them, such as those with a norm for each block.
+    # 2. Add the elements of lists beside them to their blocks, such as a norm for each block.
     list_paths = {stack.path for stack in candidates}
     for stack in candidates:
         _add_lists_beside(root, stack, list_paths)

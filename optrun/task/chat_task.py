@@ -201,9 +201,9 @@ class ChatTask(Task):
         )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Warn about unknown control tokens of the template, and about a date in it.
+        """Add warnings about unknown control tokens of the template, and a date in it, to `notes`.
 
-        The tokenizer splits control tokens that it does not know.
+        The tokenizer splits control tokens that it does not know. Does nothing without a template.
         """
         template = self.template
         if template is None:

@@ -295,6 +295,7 @@ class EvaluationMetrics(MetricAccumulator):
         predictions, labels = self._joined_predictions()
         if len(labels):
             for name, function in self.functions.items():
+                # `_load_metric` wrapped it, so that whatever it raises is an OptrunError.
                 values[name] = function(predictions, labels, self.num_labels)
         return values
 

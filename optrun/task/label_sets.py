@@ -202,6 +202,7 @@ def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
     """
     # 1. A pretrained head.
     if source.classes is None:
+        # Falls back to `names` if the head lacks one, and adds a note on what differs.
         return head_or_row_classes(source, "data.label_columns", names, source.head_classes or [])
 
     # 2. A checkpoint.

@@ -158,8 +158,8 @@ def read_labels(split: Split, name: str) -> ColumnLabels:
     """Read the label of each row; cached. Rows are read one after another.
 
     Raises:
-        ConfigError: A row without a label, or with a list; a mark of unlabelled rows such as -100;
-            NA among numbers.
+        ConfigError: A row without a label, or with a list; a value that means "no label", such as
+            -100; NA among numbers.
     """
 
     def read() -> dict[str, np.ndarray]:
@@ -168,8 +168,8 @@ def read_labels(split: Split, name: str) -> ColumnLabels:
         # them fills `index_of`, whose keys are then the distinct labels in their order.
         one_index_each = chain.from_iterable(_label_indices(split, name, index_of))
         indices = np.fromiter(one_index_each, np.int32, len(split.rows))
-        # Refuse marks of unlabelled rows, and NA among numbers; in a stream NA passes. The names of
-        # a `ClassLabel` are classes, and its only mark, -1, was refused above.
+        # Refuse values that mean "no label", and NA among numbers; in a stream NA passes. The names
+        # of a `ClassLabel` are classes, and its only such value, -1, was refused above.
         if not declared_names(split.rows.features[name]):
             labels = ColumnLabels(list(index_of), indices)
             _refuse_unlabelled(split, name, labels)
@@ -190,18 +190,19 @@ def read_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
         expected: What the task expects there, for the message.
 
     Raises:
-        ConfigError: A row without a list; a list with something other than labels, or with a mark
-            of unlabelled rows such as -100.
+        ConfigError: A row without a list; a list with something other than labels, or with a value
+            that stands for no label, such as -100.
     """
 
     def read() -> dict[str, np.ndarray]:
-        index_of: dict[str, int] = {}
+        index_of: dict[str, int] = {}  # label -> its index; `_label_indices` fills it
         joined = array("i")  # the indices of all rows, one row after another
         offsets = np.zeros(len(split.rows) + 1, dtype=np.int64)
         for row, row_indices in enumerate(_label_indices(split, name, index_of, expected)):
             joined.extend(row_indices)
             offsets[row + 1] = len(joined)
         indices = np.array(joined, dtype=np.int32)
+        # With declared names `_label_indices` has refused every number that is no class.
         if not declared_names(split.rows.features[name]):
             _refuse_unlabelled(split, name, ColumnLabels(list(index_of), indices))
         return {"names": texts_to_array(index_of), "indices": indices, "borders": offsets}
@@ -229,7 +230,7 @@ def _refuse_missing(split: Split, name: str, labels: ColumnLabels) -> None:
 
 
 def _refuse_unlabelled(split: Split, name: str, labels: ColumnLabels) -> None:
-    """Refuse the usual marks of unlabelled rows: -100, -1 and "-".
+    """Refuse the usual values that mean "no label": -100, -1 and "-".
 
     -100 always means "no label". -1 does if it is the only negative number beside 0, 1 and 2; "-"
     does beside two or more other labels.
@@ -238,27 +239,27 @@ def _refuse_unlabelled(split: Split, name: str, labels: ColumnLabels) -> None:
     negative, neutral and positive; -2, -1, 0, 1 and 2 pass as grades.
 
     Raises:
-        ConfigError: With the mark and how often it appears.
+        ConfigError: With the value and how often it appears.
     """
     numbers = {label: _parse_number(label) for label in labels.names}
     # 1. -100
-    marks = [label for label in labels.names if numbers[label] == -100]
+    placeholders = [label for label in labels.names if numbers[label] == -100]
 
     # 2. -1
     negative = [label for label, number in numbers.items() if number is not None and number < 0]
     is_minus_one_alone = [numbers[label] for label in negative] == [-1.0]
     if is_minus_one_alone and {0.0, 1.0, 2.0} <= set(numbers.values()):
-        marks += negative
+        placeholders += negative
 
     # 3. "-"
     if "-" in labels.names and len(labels.names) > 2:
-        marks.append("-")
-    if marks:
-        raise _unlabelled_error(split, name, marks[0], labels.count_of(marks[0]))
+        placeholders.append("-")
+    if placeholders:
+        raise _unlabelled_error(split, name, placeholders[0], labels.count_of(placeholders[0]))
 
 
 def _unlabelled_error(split: Split, name: str, label: str, count: int) -> ConfigError:
-    """Build the error for a mark of unlabelled rows, such as -100, among the labels."""
+    """Build the error for a value that means "no label", such as -100, among the labels."""
     return ConfigError(
         f"{split.key}: {count:,} labels in column {name} are {label!r}, which usually means that"
         " there is no label, and would be a class of their own. Leave these rows out of the data;"
@@ -668,7 +669,7 @@ def read_finite_numbers(split: Split, name: str) -> np.ndarray:
 
 
 def note_minus_100(source: Source, split: Split, numbers: np.ndarray) -> None:
-    """Note how many numbers to learn are -100, the usual mark of rows without a label."""
+    """Note how many numbers to learn are -100, the usual value of rows without a label."""
     count = int(np.sum(numbers == -100))
     if count:
         source.notes.append(

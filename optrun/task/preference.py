@@ -226,7 +226,7 @@ class Preference(ChatTask):
         """
         super().adapt(model)
         if self.config.disable_dropout:
-            disable_dropout(model)
+            disable_dropout(model)  # leaves out the modules of LoRA, which the model has by now
 
     # Loss
     # ----------------------------------------------------------------------------------------------

@@ -116,10 +116,10 @@ def _orpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
-    """Compute -log s(beta (chosen - rejected) - gamma): SimPO, arXiv:2405.14734, Eq. 6.
+    """Compute -(1 - e) log s(m) - e log s(-m), m = beta (chosen - rejected) - gamma.
 
-    Both are mean log-probabilities of a token here. With `label_smoothing` e it is the expected
-    loss if the answers are exchanged with probability e.
+    SimPO, arXiv:2405.14734, Eq. 6, is the case e = 0. Both are mean log-probabilities of a token
+    here. e is `label_smoothing`: a preference holds with probability 1 - e, else its reverse.
     """
     flipped = config.label_smoothing
     margin = _margin(config, scores) - config.simpo_gamma

@@ -150,12 +150,12 @@ class Sft(ChatTask):
         """
         template = self._template_without_marks
         for row in self._rows(split):
-            # 1. Answers need not be told apart: one example.
+            # 1. No comparison of renderings is needed to find the answers: one example.
             if template is None or isinstance(row, Plain):
                 yield row
                 continue
 
-            # 2. A chat for each answer; none if the row can stay one example.
+            # 2. A conversation up to each answer; an empty list if earlier answers stay the same.
             try:
                 conversations = template.split_behind_answers(
                     row.turns, row.tools, row.prompt_turns or 0
@@ -164,8 +164,9 @@ class Sft(ChatTask):
                 raise unwritable_row_error(template, split, row, error) from error
             if not conversations:
                 yield row
-            for turns in conversations:
-                yield replace(row, turns=[*turns], only_last_trained=True)
+            else:
+                for turns in conversations:
+                    yield replace(row, turns=[*turns], only_last_trained=True)
 
     def _keep_single_answer(self, chat: Chat, template: ChatTemplate) -> Chat:
         """Mark a streamed chat as one example with one trained answer.

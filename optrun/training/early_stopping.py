@@ -43,7 +43,8 @@ class EarlyStopping(Callback):
         """Count an evaluation; request to stop after `patience` of them without improvement.
 
         The first evaluation always improves; if it is NaN, the worst possible value is stored as
-        the best.
+        the best. An evaluation that is better by no more than the threshold counts as one without
+        improvement, but its value is the new best: the next one is compared with it.
         """
         value = metrics[self.ranking.metric]
         # 1. The first evaluation; a better one, perhaps by less than the threshold; a worse one.

@@ -60,6 +60,10 @@ class Saving:
     def save_if_due(self, *, last: bool, evaluated: bool) -> None:
         """Save a checkpoint if it is scheduled, requested, the last one or among the best.
 
+        Every rank must call it. It waits for the save before, and returns while the files of this
+        one are still written in the background. A request to save is cleared in any case; if saving
+        is disabled, nothing else happens.
+
         Args:
             last: Whether it is the last step of this start, which is always saved.
             evaluated: Whether the step was evaluated, so that it may be among the best.

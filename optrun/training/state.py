@@ -91,7 +91,8 @@ class TrainState:
     unfinished: bool = False
     """Whether the run was stopped after its last step, before the evaluation and line of it."""
     without_end: Ended = field(default_factory=Ended)
-    """Values to continue with if the run is prolonged; empty: the present ones."""
+    """Values without the results that only the end of the run produced; empty: it produced none.
+    A prolonged run continues with them."""
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
 

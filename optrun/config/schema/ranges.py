@@ -200,7 +200,14 @@ def flag(name: str, value: object) -> bool:
 
 
 def check_patterns(name: str, value: object) -> list[str]:
-    """Check for a list of regular expressions; a bare string would be read letter by letter."""
+    """Check for a list of strings; return them as a list, and compile none of them.
+
+    They are meant as regular expressions.
+
+    Raises:
+        TypeError: The value is one string, which would be read letter by letter; it is no list; or
+            an item is no string.
+    """
     if isinstance(value, str):
         raise TypeError(
             f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}]."
