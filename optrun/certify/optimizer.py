@@ -41,7 +41,7 @@ TERMS = {
 }
 """Option -> the term of the update that it belongs to, for messages."""
 
-ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
+VALUES_TO_TRY: Mapping[str, Mapping[str, Sequence[object]]] = {
     "lamb": {
         "bias_correction": ("moments", "lr", "lr_first", "none"),
         "weight_decay_mode": ("adapted", "decoupled", "fixed", "scheduled", "corrected"),
@@ -454,13 +454,16 @@ def build_reference(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Return the default of each option that a dialect sets or `ALTERNATIVES` varies, by name.
+    """Return the default of each option that a dialect sets or `VALUES_TO_TRY` varies, by name.
 
-    choice: An optimizer with dialects.
+    A dialect is a preset of options that gives the numbers of another package, see `DIALECTS`.
+
+    Args:
+        choice: An optimizer with dialects.
     """
     params = [("w", torch.nn.Parameter(torch.ones(1)))]
     optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
-    keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}
+    keys = {*VALUES_TO_TRY[choice], *chain.from_iterable(DIALECTS[choice].values())}
     return {key: value for key, value in optimizer.get_config().items() if key in keys}
 
 
@@ -472,7 +475,8 @@ def find_equalizing_options(
 ) -> dict[str, object] | None:
     """Find a few changes of options to make our optimizer equal to the other one.
 
-    First the presets are tried: that of `dialect`, none, and those of other dialects. `eps` and
+    First the presets are tried: that of `dialect`, none, and those of other dialects. A dialect is
+    a preset of options that gives the numbers of another package, see `DIALECTS`. `eps` and
     `weight_decay` stay. From the first preset that works, changes that are not needed are removed.
     If none works, one option after another is changed, see `_change_one_by_one`.
 
@@ -532,18 +536,19 @@ def _change_one_by_one(
     choice: str,
     options: Mapping[str, object],
 ) -> dict[str, object] | None:
-    """Change one option after another to a value of `ALTERNATIVES`, until the optimizers are equal.
+    """Change one option after another to a value to try, until the optimizers are equal.
 
-    A greedy search: each time it makes the change that adds most to the agreement (see
-    `Comparison.count_agreement`), the first of equally good ones. Returns the new value by option;
-    None if no change adds anything and the optimizers still differ.
+    A greedy search over `VALUES_TO_TRY`: each time it makes the change that adds most to the
+    agreement (see `Comparison.count_agreement`), the first of equally good ones. Returns the new
+    value by option, empty if they are equal at once; None if no change adds anything and the
+    optimizers still differ.
     """
     changes: dict[str, object] = {}
     agreement = comparison.count_agreement(choice, options)
     while agreement < comparison.full_agreement:
         # 1. The changes so far with one more, of an option that is not changed yet.
         candidates: list[dict[str, object]] = []
-        for key, values in ALTERNATIVES[choice].items():
+        for key, values in VALUES_TO_TRY[choice].items():
             if key not in changes:
                 new_values = [value for value in values if value != options.get(key)]
                 candidates += [{**changes, key: value} for value in new_values]

@@ -55,6 +55,13 @@ def certify(
 ) -> list[CoordinateCheck]:
     """Check a configuration's parametrization by training models of several widths, then depths.
 
+    `parametrization.base` names the configuration keys that grow, with their values at the base.
+    For `base={hidden_size: 64, num_hidden_layers: 2}`, `hidden_size` grows with the width and
+    `num_hidden_layers`, as any key whose last word is `layer` or `layers`, with the depth. If the
+    base names no key of the width, those of `WIDTH_KEYS` grow that the model has; if none of the
+    depth, `num_hidden_layers` grows, but only with `depths`. Their base values are
+    the model's own.
+
     Args:
         request: Must have a constant schedule and small batches.
         widths: Factors of the base width.
@@ -77,7 +84,8 @@ def certify(
             f"model={config.model.name} adapter={config.adapter.name}: a coordinate check builds"
             " models of several widths from scratch. Take model=from_config and adapter=none."
         )
-    # 1. The base model, under the standard parametrization.
+    # 1. The base model, under the standard parametrization. `merged` puts the values of `base` into
+    # `model.config`, at any depth.
     parametrization = config.parametrization
     base = parametrization.base if isinstance(parametrization, MupConfig) else {}
     base_config = replace(
@@ -87,7 +95,7 @@ def certify(
     )
     prepared = prepare(base_config)
     # 2. The width: the keys that the base names, without those of depth. If it names none, those of
-    # `WIDTH_KEYS` grow that the model has.
+    # `WIDTH_KEYS` grow that the model has. `_check_growth` refuses a check without a key.
     architecture = prepared.model.config
     width_keys = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
     if not width_keys:

@@ -103,6 +103,8 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
     """
     unchanged = []
     notes = []
+    # Each override is refused, dropped with a note, kept, or dropped in silence because it has the
+    # forced value already.
     for token in overrides:
         key = key_of(token)
         forced_key = key if key in forced else key.partition(".")[0]  # the key, or its group

@@ -10,7 +10,7 @@ from optrun.cli.verbs import VERBS
 
 
 def dispatch(argv: list[str]) -> int:
-    """Load the named plugins, and run the verb, or without a verb train.
+    """Load the named plugins, and run the verb (a subcommand such as `report`), else train.
 
     `--version` and a lone `--help` are answered here. A closed pipe, as of `| head`, is no error.
 

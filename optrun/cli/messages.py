@@ -28,7 +28,7 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     exit code 130. Unexpected errors are raised, unless they come from a disk or a plugin.
 
     Args:
-        verb: Function that takes the arguments and returns an exit code.
+        verb: A subcommand: a function that takes the arguments and returns an exit code.
         argv: Command-line arguments after `optrun`.
 
     Returns:

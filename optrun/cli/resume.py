@@ -223,10 +223,18 @@ def _names_trunk(value: object, run_trunk: str | None) -> bool:
 def _refuse_other_recipe(command_line: CommandLine, run: RunDir, recipe: object) -> None:
     """Refuse `-cn` with another recipe than the run's: nothing would read it.
 
+    Args:
+        command_line: The command line that resumes the run.
+        run: The resumed run, for the message.
+        recipe: Name of the configuration that the run began with; None: not recorded. Then any
+            `-cn` is accepted.
+
     Raises:
         ConfigError: `-cn` names another one.
     """
-    if command_line.names_config and recipe not in (None, command_line.config_name):
+    if not command_line.names_config or recipe is None:
+        return
+    if recipe != command_line.config_name:
         raise ConfigError(
             f"-cn {command_line.config_name}: the run in {run.path} began with {recipe} and"
             " keeps its configuration. Leave out -cn, and write what should change as key=value."

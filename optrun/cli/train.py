@@ -37,7 +37,7 @@ _OF_SWEEPS = (
     "hydra/launcher",
     overrides.SEARCH,
 )
-"""Begins of overrides that would have no effect on a single run."""
+"""Beginnings of overrides that would have no effect on a single run."""
 
 
 def run(argv: list[str]) -> int:
@@ -52,7 +52,8 @@ def run(argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    # 1. The launcher: ranks above 0 follow.
+    # 1. The launcher: ranks above 0 follow. `rank_info` is None if no launcher started this
+    # process.
     parser = hydra_options.parser()
     args = hydra_options.parse(parser, argv)
     rank_info = launched(os.environ)
@@ -66,7 +67,7 @@ def run(argv: list[str]) -> int:
     # 2. Options that print an answer.
     command_line = CommandLine.of(argv, args.overrides, args.config_name, args.config_dir)
     hydra = store.open_hydra(command_line.config_dir)
-    if hydra_services.answer(hydra, parser, args, command_line):
+    if hydra_services.answer(hydra, parser, args, command_line):  # True: it has printed an answer
         return EXIT_DONE
     resumes = command_line.resume is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
@@ -86,7 +87,7 @@ def run(argv: list[str]) -> int:
         train(hydra, command_line, caller)
         return EXIT_DONE
 
-    if rank_info is not None:
+    if rank_info is not None:  # rank 0 of a launcher: it sends the other ranks their work
         return _join(rank_info, argv, args.overrides, train_or_sweep)
     if sys.stderr.isatty():
         # Nothing else appears for seconds.

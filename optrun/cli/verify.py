@@ -59,6 +59,7 @@ def _verify(path: str) -> int:
     target = locate(path)
     console = Console()
     with console.status("reading"):
+        # `folders` maps each folder to its damage. `problems` has all damage and what is missing.
         folders, problems, strangers = _examine(target.run, target.checkpoint)
     title = Text(printable(str(target.checkpoint or target.run.path)))
     table = Table(title=title, title_justify="left", title_style="dim")
@@ -109,7 +110,7 @@ def _examine(
     folders = {}
     strangers: list[Path] = []
     for folder in checkpoints:
-        damage = checkpoint_problems(folder, run_id)
+        damage = checkpoint_problems(folder, run_id)  # empty: intact
         if folder.is_dir():
             folders[folder] = damage
             if not folder.is_symlink():

@@ -23,7 +23,8 @@ def translate_option(option: str, verb_keys: Iterable[str] = (), *, value: str =
 
     Args:
         option: Such as `--learning-rate`.
-        verb_keys: Keys of a verb besides those of the configuration.
+        verb_keys: Keys of a subcommand, such as `out` of `optrun report`, besides those of the
+            configuration.
         value: The word after the option, if there is one.
 
     Example:

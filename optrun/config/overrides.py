@@ -114,6 +114,8 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         ConfigError: A key or choice is unknown, a value has the wrong type, or a list of values is
             given without `-m`.
     """
+    # Each helper below raises ConfigError for what it refuses, and returns nothing; `_check_value`
+    # alone returns a value.
     # 1. `GROUP.name=NAME`. The overrides of a branch include such names, from its trunk.
     branch = next((item for item in overrides if item.key_or_group == "branch_from"), None)
     if branch is None or branch.value() is None:
@@ -122,17 +124,20 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     choices: list[Override] = []
     for override in overrides:
         if override.key_or_group in store.GROUPS:
+            # Refuses an unknown name, and a list without `-m`.
             _check_choice(hydra, override, sweep=sweep)
             choices.append(override)
         elif override.key_or_group.startswith("hydra/"):
-            _check_hydra_choice(hydra, override)
+            _check_hydra_choice(hydra, override)  # refuses what is not installed
             choices.append(override)
-    # 3. The composition of the first value of each choice, and copies of it: each value is put into
-    # a copy, which checks its type. One has the keys of the run, one those of Hydra.
+    # 3. The composition of the first value of each choice, and two copies of it: `run_cfg` with the
+    # keys of the run, and `hydra_cfg` with those of Hydra. Types are checked by writing: step 4
+    # puts each value into a copy, and OmegaConf raises if the type is wrong. The copies are then
+    # thrown away.
     first_choices = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, first_choices)
     run_cfg = store.without_hydra(composed)
-    hydra_cfg = run_cfg  # not used
+    hydra_cfg = run_cfg  # stays unused if no override is for Hydra
     if any(override.is_hydra_override() for override in overrides):
         hydra_cfg = copy.deepcopy(composed)
         OmegaConf.set_struct(hydra_cfg, False)
@@ -144,8 +149,11 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         if override.key_or_group == "hydra":
             raise ConfigError(f"{token}: expected a key of Hydra's, such as hydra.run.dir=DIR.")
         if override.key_or_group.startswith("hydra."):
+            # Refuses an unknown key, several values, and a wrong type.
             _check_hydra_key(hydra_cfg, override)
         elif override not in choices:
+            # Refuses an unknown key, a wrong type, and a list without `-m`; returns the token for
+            # Hydra, which may begin with `++`.
             token = _check_value(run_cfg, token, override, sweep=sweep)
         tokens.append(token)
     return Checked(tokens, composed)
@@ -321,7 +329,7 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
             f" {single_value}."
         )
     if not is_open and not override.is_delete():
-        assign(full, key, plain_value(override.value()))
+        assign(full, key, plain_value(override.value()))  # raises for another type
 
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
@@ -433,6 +441,8 @@ _EXAMPLES = {
 
 def assign(cfg: DictConfig, key: str, value: object) -> None:
     """Set one value with its type; a mapping is merged into the present one, as Hydra does.
+
+    A value in an open mapping (see `open_prefix`) may have any type.
 
     Args:
         cfg: Changed in place.

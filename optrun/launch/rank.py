@@ -1,6 +1,7 @@
 """One rank of a run: started by optrun, or one of the processes of torchrun, srun or mpirun.
 
-`python -m optrun.launch.rank HEARTBEATS PAYLOAD` is what optrun starts; both are memory files.
+`python -m optrun.launch.rank HEARTBEATS PAYLOAD` is what optrun starts; both are memory files, see
+`MemoryFile`: files without a name on any disk.
 """
 
 from __future__ import annotations
@@ -196,20 +197,26 @@ def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
 def _train(rank: Rank, payload: Payload, rendezvous: Rendezvous) -> Outcome | None:
     """Build the process groups and train; every rank must call this.
 
+    Ranks with different versions, code or requests were refused before, by `join_rendezvous`.
+
     Returns:
         The outcome on rank 0, None on the others.
 
     Raises:
-        ConfigError: The ranks disagree on the request, or several have one device.
+        ConfigError: The request cannot be built on a rank, several ranks have one device, or the
+            ranks have different configurations, data or models.
         OptrunError: Training failed.
     """
     from optrun.launch.run_here import run_here
     from optrun.runner.train import train
     from optrun.training.display import PlainDisplay
 
+    # If a rank cannot build the request, as without a plugin, every rank raises an error.
     request, resume = call_on_all(rendezvous, lambda: (payload.request(), payload.resume_point()))
     refuse_shared_device(request.config, rendezvous)
-    world = _join_groups(request.config.distributed, rendezvous)
+    world = _join_groups(request.config.distributed, rendezvous)  # compares nothing
+    # `train`, which `run_here` calls on rank 0, refuses ranks that differ in configuration, data or
+    # model, once these are assembled.
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)

@@ -51,6 +51,7 @@ def train_on_ranks(
         OptrunError: A rank failed; one error for the ends of all ranks, see `error_of`.
     """
     distributed = request.config.distributed
+    # The ranks are other processes: they must be able to import the code of plugins.
     origins.refuse_code_of_program(request.values, f"the ranks of distributed={distributed.name}")
     assert isinstance(distributed, RanksConfig)
     payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
@@ -70,6 +71,7 @@ def train_on_ranks(
             """
             nonlocal payload, starts
             starts += 1
+            # A restart: say why, and go on from the newest checkpoint.
             if before is not None:
                 console.show_cursor(True)  # rank 0 may have been killed under its display
                 text = f"{error_of(before, run.rank_log)} Starting again, {starts - 1} of"
@@ -89,7 +91,7 @@ def train_on_ranks(
             max_restarts=distributed.max_restarts,
         )
         ended = run_ranks(ranks, heartbeats, begin)
-    error = error_of(ended.ends, run.rank_log)
+    error = error_of(ended.ends, run.rank_log)  # None: all ranks ended well
     if error is None:
         return Outcome(run, read_summary(run.summary))
     console.show_cursor(True)

@@ -260,13 +260,18 @@ def choose_next_command(
     """Choose the next command.
 
     The first of these that applies: continue or repeat a confirmation, try failed jobs again, widen
-    the lr grid, confirm the choice. None if nothing is left to do or optrun would refuse the
-    command, for several directories or workloads, for runs that continue from a checkpoint of
-    another run (`branch_from=`), and if longer training is needed instead.
+    the lr grid, confirm the choice. None in any of these cases:
+
+    - nothing is left to do, or optrun would refuse the command;
+    - the report is on several directories or workloads, or on runs that continue from a checkpoint
+      of another run (`branch_from=`);
+    - no confirmation was begun, and nothing is ranked or longer training is needed instead;
+    - only a confirmation is left, and no contender that could be the best learnt anything.
 
     Args:
         comparison: Comparison of the reported runs.
-        confirmed: Result of its confirmations, or of the reported confirmation itself.
+        confirmed: Result of its confirmations, or of the reported confirmation itself; None: no
+            confirmation was begun.
         dirs: The reported directories.
         request: The typed baseline, metric and keys.
     """
@@ -274,19 +279,20 @@ def choose_next_command(
     findings = comparison.findings
     if comparison.several or len(dirs) > 1 or forks_of(findings.runs):
         return None
-    # 1. A confirmation was begun: continue it, or begin another one.
+    # 1. A confirmation was begun: continue it, or begin another one. None: neither is of use.
     if confirmed is not None:
         return _continue_or_confirm_again(confirmed)
     # 2. The choice is not made yet: neither more seeds nor a confirmation would help.
-    if ttest is None or needs_longer_training(findings):
+    if ttest is None or needs_longer_training(findings):  # None: nothing is ranked
         return None
+    # 3. Enlarge the sweep. The first is None if no failed job is worth another try, the second if
+    # no best lr is at an edge of its grid, or if one command cannot extend the grid.
     sweep = dirs[0]
-    # None: no job failed, and no best lr is at an edge. If nothing was learnt either, no command
-    # helps.
     larger_sweep = _compose_retry(findings, sweep) or _compose_wider_grid(findings, sweep)
     if larger_sweep or learns_nothing(findings):
-        return larger_sweep
-    # 3. Confirm: fresh seeds could decide, or free the verdict from the seeds that chose.
+        return larger_sweep  # None if nothing was learnt: no choice is worth a confirmation
+    # 4. Confirm, if fresh seeds could decide, or if a configuration was chosen by the seeds that
+    # judge it. None: `optrun confirm` would refuse.
     if could_more_seeds_decide(ttest) or any(map(is_selected_by_metric, findings.ranked)):
         return _compose_confirmation(sweep, sweep / FOLDER, request, findings.runs)
     return None
@@ -333,6 +339,8 @@ def _compose_retry(findings: Findings, sweep: Path) -> NextCommand | None:
 
 def _compose_wider_grid(findings: Findings, sweep: Path) -> NextCommand | None:
     """Compose the command to extend the lr grid of contenders whose best lr is at its edge.
+
+    A contender is one optimizer, or whatever else is compared, with all of its configurations.
 
     Such as `optrun -m optimizer=lamb lr=4e-3 seed=0,1 hydra.sweep.dir=...`, which adds runs to the
     sweep. One command covers several contenders if they differ only in the optimizer, by
@@ -399,7 +407,8 @@ def _continue_or_confirm_again(confirmed: ConfirmationResult) -> NextCommand | N
     `confirm-2`. None if neither is of use, or the confirmed sweep is gone.
     """
     runs = confirmed.comparison.runs
-    # 1. Continue the first unfinished confirmation; without one, go on from the last.
+    # 1. Continue the first unfinished confirmation; without one, go on from the last. The sweep is
+    # None if it is unknown or gone.
     folder, plan = next(iter(confirmed.waiting.items()), list(confirmed.plans.items())[-1])
     sweep = find_confirmed_sweep(folder, plan)
     if sweep is None:

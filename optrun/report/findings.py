@@ -271,9 +271,10 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 
 def read_matters(runs: Sequence[Run]) -> float | None:
-    """Read the smallest relevant difference from the configurations.
+    """Read the smallest difference that counts, the key `matters`, from the runs' configurations.
 
-    None if no configuration sets it, or two set it differently.
+    Runs without a number there are ignored. None if no run has one, or two runs have different
+    ones.
     """
     values = [to_number(run.config.get("matters")) for run in runs]
     distinct = {value for value in values if value is not None}

@@ -462,19 +462,23 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
 
 
 def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
-    """Read every run at or beneath some directories, each once, in order.
+    """Read every run at or beneath some directories, each once.
 
-    Jobs of their sweeps that have not begun come last. The label of a run is its path below the
-    folder that all of them share.
+    First the runs with files: by directory as given, in natural order within each (2 before 10).
+    Then the jobs of their sweeps that have no files yet, in the order of the sweep's record. The
+    label of a run is its path below the folder that all of them share.
 
     Args:
         directories: Runs, sweeps, or folders that hold runs or sweeps.
-        beside: Folders whose runs are left out, such as those of confirmations.
+        beside: Folders whose runs are left out, such as those of confirmations. It does not apply
+            to jobs that a sweep has yet to end, if the sweep is one of `directories` or holds a run
+            that is not left out.
     """
     left_out = [path.resolve() for path in beside]
     # Both map a real path to the path as it was found and the planned overrides, which count only
     # for a job without files. `jobs` are found by their files. `waiting` are found in the record of
-    # their sweep, which has yet to end them; some of these have files, too.
+    # their sweep, which has yet to begin or end them. A job that was begun and has not ended is in
+    # both: it stays where `jobs` has it, and `is_waiting` of its run is set.
     jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
@@ -486,7 +490,7 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
             jobs[path.resolve()] = (path, [])
             if path != directory:
                 sweeps[path.parent] = None
-        # 2. Find the jobs of these sweeps that have not begun.
+        # 2. Find the jobs that these sweeps have yet to begin or to end.
         for sweep in sweeps:
             for path, overrides in find_unended_jobs(sweep).items():
                 waiting[path.resolve()] = (path, overrides)
@@ -540,12 +544,15 @@ def read_config(path: Path) -> dict[str, object]:
 def flatten(config: Mapping[str, object]) -> dict[str, Setting]:
     """Flatten a configuration to dotted keys and leaf values; lists and empty mappings are texts.
 
-    The name of a plugin's choice gets its kind, and that of an optimizer of pytorch-optimizer its
-    class: the library's `lamb` is not optrun's.
+    Two values become part of a name: the `kind` of a plugin's choice, which is the choice of optrun
+    that it builds on, and the class of an optimizer of pytorch-optimizer, since the library's
+    `lamb` is not optrun's.
 
     Example:
         >>> flatten({"lr": 1.0, "optimizer": {"name": "lamb", "betas": [0.9, 0.999]}})
         {'lr': 1.0, 'optimizer.name': 'lamb', 'optimizer.betas': '[0.9, 0.999]'}
+        >>> flatten({"optimizer": {"name": "mine", "kind": "lamb"}})
+        {'optimizer.name': 'mine (lamb)'}
         >>> flatten({"optimizer": {"name": "pytorch_optimizer", "class_name": "lamb"}})
         {'optimizer.name': 'lamb (pytorch_optimizer)'}
     """

@@ -91,7 +91,10 @@ def ranking_table(findings: Findings) -> Table:
 def scores_table(comparison: Comparison) -> Table:
     """Tabulate the mean score of each contender over several workloads, and on each of them.
 
-    Best first; contenders without a score on every workload come last, muted.
+    Columns: contender, mean score, its verdict, the difference to the reference (with an
+    interval if there is one), and one column for each workload that counts. A contender is one
+    optimizer, or whatever else is compared. Best first; contenders without a score on every
+    workload come last, muted, with that as their verdict.
     """
     ttest = comparison.ttest
     comparisons: Mapping[str, ReferenceComparison] = {}

@@ -127,6 +127,10 @@ def write_verdict(
 ) -> SweepVerdict:
     """Write the verdict: the first line of a report.
 
+    The kind is one of `none`, `single`, `pilot`, `selected`, `compared`, `confirmed`, `undecided`
+    and `exploratory`, see `SweepVerdict.kind`; `_name_kind` chooses it. If runs are left (`waits`),
+    it is `none`. The template `line.txt` renders the sentences.
+
     Args:
         comparison: Comparison of the runs.
         confirmed: Seeds of a confirmation, such as `5-9`; its configurations were fixed before any
@@ -135,6 +139,7 @@ def write_verdict(
         note: A note on unfinished or unplanned confirmations.
         waits: How many runs are left of an unfinished sweep or confirmation; nothing is decided.
     """
+    # 1. The kind, and what the template takes in any case.
     ttest = comparison.ttest
     kind = "none" if waits else _name_kind(comparison, is_confirmed=bool(confirmed))
     content: dict[str, object] = {
@@ -146,14 +151,19 @@ def write_verdict(
         "note": note,
         "waits": waits,
     }
+    # 2. If contenders are ranked, it also takes the contenders with the best mean and those that
+    # could be the best, the others by verdict, the differences, and the advice on what to do next.
     possible: list[str] = []
     ruled_out: list[str] = []
     if ttest is not None and kind != "none":
         possible = ttest.possible
         ruled_out = [name for name in ttest.ranking if name not in possible]
         content |= _content_of_line(comparison, ttest)
-        is_small = ttest.has_intervals and not could_more_seeds_decide(ttest)
-        content["any_will_do"] = kind == "undecided" and is_small
+        # Whether the line says that any contender will do: no test decided on fresh seeds, and all
+        # differences are too small to matter.
+        differences_are_small = ttest.has_intervals and not could_more_seeds_decide(ttest)
+        content["any_will_do"] = kind == "undecided" and differences_are_small
+    # 3. The template renders these values.
     return SweepVerdict(
         kind=kind,
         metric=comparison.findings.metric,
@@ -245,7 +255,9 @@ def is_best_lr_chance(contender: Contender, findings: Findings) -> bool:
 def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, object]:
     """Collect the numbers and names for the template of the first line.
 
-    The line calls each contender by a title, such as "lamb at lr 2e-3 (1 of 5 seeds diverged)".
+    These are the values of step 3, those of `_content_of_differences`, and the advice of
+    `_content_of_advice`, which is empty for several workloads. The line calls each contender by a
+    title, such as "lamb at lr 2e-3 (1 of 5 seeds diverged)".
     """
     possible = ttest.possible
     # 1. The title of each contender, and those with the best mean.

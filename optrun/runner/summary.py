@@ -84,7 +84,7 @@ class Summary:
         self.finished_before = False
         """Whether the run had finished before this start."""
         self.setup: TrainingSetup | None = None
-        used = records(request.values)
+        used = records(request.values)  # the plugins and packages of others, with their digests
         self.values: SummaryValues = {
             "format": SUMMARY_FORMAT,
             "run_id": run_id,
@@ -126,8 +126,9 @@ class Summary:
     def inherit_earlier_starts(self) -> None:
         """Take over the values of earlier starts from `summary.json`, for a run that resumes.
 
-        Such as the first command and the resumes; this start's command is kept for the next entry
-        of `resumes`. Does nothing if the summary is missing or cannot be read.
+        Such as the first command and the resumes, but not the keys of `_OF_THIS_START`; this
+        start's command is kept for the next entry of `resumes`. `finished_before` is set: whether
+        the run had finished. Does nothing if the summary is missing or cannot be read.
         """
         before = try_read_summary(self.run.summary)
         if not before:

@@ -183,6 +183,8 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
 
     Raises:
         StoppedEarly: `stop_at` was reached, a signal arrived, or the time is up.
+        ConfigError: The run cannot start as configured, or `assemble` finds ranks with different
+            configurations, data or models.
         OptrunError: Any other failure.
     """
     config = run_start.config
@@ -200,8 +202,9 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
     # 2. Open the checkpoint, prepare data and model, and assemble optimizer, schedule and state.
     # An error on one rank is raised on all of them, so that none waits for it: by `call_on_main`,
-    # which asks the hub on rank 0 and sends the commit to the others, and by `call_on_all`. Ranks
-    # with different configurations, data or models are refused by `assemble`.
+    # which asks the hub on rank 0 and sends the commit to the others, and by `call_on_all`. Neither
+    # compares the ranks: `assemble` refuses ranks with different configurations, data or models.
+    # `beat` writes a heartbeat. `opened.snapshot` is None for a run that begins at step 0.
     with open_checkpoint_to_resume(run_start, resume) as opened, receive_heartbeats(beat, note):
         revision = world.call_on_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.call_on_all(lambda: _prepare(run_start, opened, revision))

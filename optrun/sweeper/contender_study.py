@@ -262,8 +262,9 @@ class ContenderStudy:
     def plan_jobs(self, trial: Trial, driver: Driver) -> list[PlannedJob]:
         """Return the jobs of a trial to run next, up to its next rung or to their end.
 
-        If all jobs are at a rung, the value there is reported to the study first, and the pruner
-        decides whether the trial goes on. A trial without an evaluation up to a rung goes on.
+        A rung is a step at which all jobs of a trial stop. If they are there, their mean value is
+        reported to the study first, and the pruner decides whether the trial goes on. A trial
+        without an evaluation up to a rung goes on.
 
         Returns:
             One for each job; empty if the trial has ended or is pruned.
@@ -290,7 +291,7 @@ class ContenderStudy:
             if value is not None and self._should_prune(trial, rung, value):
                 driver.prune(trial.jobs, rung)
                 return []
-        # 3. All rungs are passed.
+        # 3. All rungs are passed. None: the jobs run to their end.
         return _unfinished_jobs(trial, driver, None)
 
     def _list_reported_values(self, rung: int) -> list[float]:

@@ -42,7 +42,10 @@ _GIVE_UP_SECONDS = 30.0
 
 
 class PlannedJob(NamedTuple):
-    """A job and the step, such as a rung, that it is to reach next."""
+    """A job and the step that it is to reach next.
+
+    In a search with a pruner that step is a rung: a step at which jobs stop and are compared.
+    """
 
     job: Job
     stop_at: int | None = None
@@ -181,16 +184,21 @@ class Driver:
         """Tell whether a job is short of its planned step, and may run again in this start.
 
         It may not if it finished or ran out of its `training.max_seconds`. A job that failed may
-        only run for a retry, once.
+        only run for a retry, once. A job that runs already may run, too: callers leave it out.
         """
         row = self.job_table.row(planned_job.job)
         record = self.sweep.read_record(planned_job.job.name)
         if row.state.status == "finished" or row.out_of_time:
             return False
         if row.state.status == "failed":
-            return row.retry == record.attempts  # it was to be retried, and was not begun since
-        # Rungs are keys of JSON, so texts.
-        return planned_job.stop_at is None or str(planned_job.stop_at) not in record.rungs
+            # `row.retry` holds the attempts that the job had when it failed; None: no retry. Each
+            # start of the job adds one to `record.attempts`: if they are equal, it was not retried.
+            return row.retry == record.attempts
+        if planned_job.stop_at is None:
+            return True  # to its end, and it has not ended
+        # `record.rungs` holds each step at which the job has stopped. The steps are keys of JSON,
+        # so they are texts.
+        return str(planned_job.stop_at) not in record.rungs
 
     def is_unfinished(self, planned_job: PlannedJob) -> bool:
         """Tell whether a job may run, or has only run out of its `training.max_seconds`."""
@@ -427,7 +435,8 @@ class Driver:
             OptrunError: The launcher failed before any job began, and has no devices of its own; or
                 three launches in a row ended without a job begun.
         """
-        # 1. Why it ended; a full disk stops the sweep. The reason is empty if all went well.
+        # 1. Why it ended; a full disk stops the sweep. The reason is empty if all went well. The
+        # error is what the launcher itself reported, empty without one.
         self._open.remove(launch)
         reported_error = _pop_reported_error(launch.spec)
         reason = reported_error or _explain_exit(code)
@@ -438,7 +447,8 @@ class Driver:
         self._handle_jobs_without_result(launch.batch, reason)
         has_begun = launch.progress_before != list(map(self._read_progress, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
-        # 3. Its process: one in which a job failed is retired.
+        # 3. Its process: one in which a job failed is retired, so that a new one takes its devices.
+        # `broken`: no job could start on these devices, so the sweep uses them no more.
         failed_to_start = bool(reported_error) and not has_begun
         devices = ",".join(launch.process.devices)
         self.workers.give_back(

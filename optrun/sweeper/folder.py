@@ -28,7 +28,10 @@ from optrun.base.reading import read_json
 
 @dataclass
 class Record:
-    """Attempts and rungs of a job, kept beside its run directory."""
+    """Attempts and rungs of a job, kept beside its run directory.
+
+    A rung is a step at which the jobs of a search stop, so that the pruner can compare trials.
+    """
 
     attempts: int = 0
     """How often a worker began or continued it."""

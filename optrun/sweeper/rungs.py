@@ -55,6 +55,8 @@ def build_pruner(options: OptunaConfig, max_steps: int | None) -> optuna.pruners
 def rungs_of(options: OptunaConfig) -> Iterator[int]:
     """Yield the rungs of a trial in optimizer steps, endlessly; none without a pruner.
 
+    At a rung the jobs of a trial stop, and the pruner decides whether it goes on.
+
     Rung i is min_resource * reduction_factor ** i.
 
     Example:

@@ -28,7 +28,8 @@ class JobRow:
     worker_died: bool = False
     """Whether its worker died, and it is tried once more, alone."""
     retry: int | None = None
-    """The attempts it had when it failed, if it is to be tried again."""
+    """The attempts it had when it failed, if it is to be tried again; None: it is not. Once the
+    retry has begun, `record.attempts` is larger."""
     out_of_time: bool = False
     """Whether its `training.max_seconds` is spent; the next start goes on with it."""
     is_reported: bool = False

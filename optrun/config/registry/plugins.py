@@ -95,7 +95,7 @@ def load(plugin: str, path: str | None = None) -> PlainDict:
     if name in LOADED:
         if LOADED[name]["sha256"] == digest:
             return LOADED[name]
-        forget(name)
+        forget(name)  # drops its module and what it registered
     was_imported = name in sys.modules
     try:
         with registry.origin(origin):

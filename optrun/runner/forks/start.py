@@ -30,9 +30,9 @@ from optrun.scheduler.build import describe_fork_schedule
 from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
 
-_OWN = ("branch_from", "branch_schedule", "run_name")
-"""Keys that belong to one run, and do not count as changes of a branch."""
-_PLAN = (
+_NOT_CHANGES = ("branch_from", "branch_schedule", "run_name")
+"""Keys in which every branch may differ from its parent: they do not count as changes."""
+_BEGINNINGS_OF_DATA_KEYS = (
     "data.",
     "training.per_device_train",
     "training.gradient_acc",
@@ -120,15 +120,20 @@ def begin_fork(
         from.
 
     Raises:
-        ConfigError: The data, its order or the batch changed.
-        CheckpointError: A newer version saved the counters.
+        ConfigError: The data, its order or the batch changed, see `_refuse_other_plan`.
+        CheckpointError: A newer version saved the counters, see `train_state`.
     """
+    # 1. The changes that a user made. If the optimizer changed from adamw to lamb, its options
+    # follow from that.
     user_changes = {
         key: pair
         for key, pair in changes.items()
-        if key not in _OWN and not _follows_from_choice(key, changes)
+        if key not in _NOT_CHANGES and not _follows_from_choice(key, changes)
     }
+    # 2. The plan says which examples each step sees. It must be that of the parent, whose position
+    # in the data is taken over: ConfigError otherwise.
     _refuse_other_plan(saved.plan, now.plan, user_changes, trunk)
+    # 3. The counters.
     # Steps, epochs, examples and tokens stay. Metrics were those of another run: the best and last
     # values, those before training, those to go back to if a run is prolonged (`without_end`), and
     # the ranking of checkpoints.
@@ -164,7 +169,15 @@ def _digest_of_trunk(saved: CheckpointMetadata) -> str:
 
 
 def _follows_from_choice(key: str, changes: Changes) -> bool:
-    """Tell whether a key changed together with the choice of its group, such as `optimizer`."""
+    """Tell whether a key changed together with the choice of its group, such as `optimizer`.
+
+    Example:
+        >>> changes = {"optimizer.name": ("adamw", "lamb"), "optimizer.eps": (1e-8, 1e-6)}
+        >>> _follows_from_choice("optimizer.eps", changes)
+        True
+        >>> _follows_from_choice("optimizer.name", changes)
+        False
+    """
     name = f"{key.partition('.')[0]}.name"
     return key != name and name in changes
 
@@ -190,7 +203,7 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     changed_values = ", ".join(
         f"{key}={value}"
         for key, (_, value) in changes.items()
-        if key == "seed" or key.startswith(_PLAN)
+        if key == "seed" or key.startswith(_BEGINNINGS_OF_DATA_KEYS)
     )
     # A fingerprint is TRAINING-EVALUATION; other evaluation rows are allowed.
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
