@@ -353,13 +353,19 @@ def make_plan(
         The plan, and a note about it for the user.
 
     Raises:
-        ConfigError: There is nothing to compare, a seed was used in the sweep, or a configuration
-            cannot be typed again.
+        ConfigError: There is nothing to compare yet, or at all; a seed was used in the sweep; or a
+            configuration cannot be typed again.
     """
     contenders = findings.ranked
     # 1. Refuse a sweep without a choice to confirm.
     if findings.incomparable:
         raise ConfigError(f"There is nothing to confirm: {findings.incomparable}.")
+    unended = sum(run.is_waiting for run in findings.runs)
+    if len(contenders) < 2 and unended:
+        raise ConfigError(
+            f"There is nothing to confirm yet: the sweep has {unended} of {len(findings.runs)} runs"
+            " left. Repeat its command; only these start."
+        )
     if len(contenders) < 2:
         raise ConfigError(
             "There is nothing to confirm: it takes results of two or more contenders. Give the"
@@ -503,7 +509,8 @@ def refuse_used_seeds(seeds: Sequence[int], used_seeds: Collection[int]) -> None
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(
-            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: fewer cannot be tested."
+            f"seeds: expected at least {MIN_SEEDS}, such as seeds=5-7, got {len(seeds)}:"
+            " fewer cannot be tested."
         )
 
 

@@ -97,11 +97,27 @@ def test_the_chosen_configurations_run_on_seeds_nobody_was_chosen_by(sweep: Path
 
 @pytest.mark.parametrize(
     ("seeds", "message"),
-    [([2, 3, 4], r"seeds: 2 took part in the choice.*seeds=3-5"), ([7, 8], "at least 3, got 2")],
+    [
+        ([2, 3, 4], r"seeds: 2 took part in the choice.*seeds=3-5"),
+        ([7, 8], "at least 3, such as seeds=5-7, got 2"),
+    ],
 )
 def test_seeds_that_prove_nothing_are_refused(sweep: Path, seeds: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(_found(sweep), ConfirmationRequest(seeds=seeds))
+
+
+def test_a_sweep_with_one_contender_so_far_is_finished_first(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    make_run(tmp_path / "a", optimizer="adamw")
+    rows = [
+        {"name": name, "status": status, "overrides": [f"optimizer={optimizer}"]}
+        for name, status, optimizer in [("a", "finished", "adamw"), ("b", "new", "lamb")]
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "jobs": rows}))
+    with pytest.raises(ConfigError, match="yet: the sweep has 1 of 2 runs left"):
+        load_or_make_plan(tmp_path, tmp_path / "confirm")
 
 
 def test_one_contender_is_no_comparison(sweep: Path, tmp_path: Path, make_run: MakeRun) -> None:
