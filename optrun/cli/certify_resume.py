@@ -83,7 +83,8 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
 def _hidden_attributes(config: RunConfig) -> list[str]:
     """List attributes that the optimizer changes in `step()` and leaves out of its state dict.
 
-    A resume would begin them anew. Empty if the optimizer fails on a small layer.
+    A resume would begin them anew. Names such as `BeliefSign.t`; empty if there are none, or if the
+    optimizer fails on a small layer.
     """
     from optrun.certify.hidden_state import hidden_attributes
     from optrun.optimizer.build import build_optimizer
@@ -92,6 +93,8 @@ def _hidden_attributes(config: RunConfig) -> list[str]:
         return build_optimizer(config.optimizer, [{"params": params}], lr=config.lr)
 
     try:
+        # Takes a few steps on a small layer, loads the state dict into a second optimizer, and
+        # returns the names of changed attributes that the second one then has other values of.
         return hidden_attributes(build)
     except Exception:  # of a stranger's optimizer: the trials say what is wrong with it
         return []
@@ -130,7 +133,9 @@ def _show(output: ProofConsole, certificate: Certificate, hidden: list[str]) -> 
     Args:
         output: Where it is printed.
         certificate: The certificate.
-        hidden: Attributes of the optimizer that no state dict holds; a yellow line names them.
+        hidden: Attributes of the optimizer that no state dict holds. If the verdict is "certified"
+            and there are any, a yellow line says that what they do after the last step was not
+            shown. Nothing is said of them otherwise.
     """
     from rich.table import Table
     from rich.text import Text
@@ -149,7 +154,8 @@ def _show(output: ProofConsole, certificate: Certificate, hidden: list[str]) -> 
             verdict = Text("differs", style="red")
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
     output.console.print(table)
-    kills = [  # such as `5 inside a save (the process)`
+    # Such as `5 inside a save (the process)`; the victim is what was killed.
+    kills = [
         f"{count} {where} ({victim})"
         for (victim, where), count in certificate.victims.most_common()
     ]

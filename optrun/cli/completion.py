@@ -36,14 +36,15 @@ def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
         if unfinished:
             tokens.append(unfinished)
 
-    # 2. Ask Hydra, which reads the line from COMP_LINE and prints its answer.
+    # 2. Ask Hydra, which reads the line from COMP_LINE and prints its answer, words with
+    # blanks between. An error, also of a plugin, is swallowed: Hydra then offers nothing.
     answer = io.StringIO()
     with (
         contextlib.suppress(Exception, SystemExit),
         contextlib.redirect_stdout(answer),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        tokens = plugins.take(tokens)
+        tokens = plugins.take(tokens)  # loads `--plugin X`, and leaves these words out
         blank_at_end = "" if unfinished else " "
         os.environ["COMP_LINE"] = " ".join(["optrun", *tokens]) + blank_at_end
         hydra.shell_completion(config_name=config_name, overrides=["query=bash"])

@@ -223,16 +223,21 @@ def _run(
         caller: The command line or a Python program, and where it prints.
         compare: Called when the sweep has ended, unless no job began or the disk refused.
         again: The command that continues the sweep; empty: the same command.
+
+    Raises:
+        ConfigError: The sweep cannot work; no job has started then.
     """
     options = plan.options
     examples = plan.examples
     search = plan.search
-    # 1. Refuse what cannot work, before the first job starts.
+    # 1. Refuse what cannot work, before the first job starts: each `refuse_` raises ConfigError.
+    # `search` runs the trials of a search; None: the sweep is a grid, whose jobs are known.
     refuse_early(examples, plan.command, cfg.hydra.launcher)
     if search is not None:
         refuse_without_evaluation(examples)
+    # Empty unless the user asks for devices.
     devices = _devices(options, examples, str(cfg.hydra.runtime.choices["hydra/launcher"]))
-    folder = _make_folder(cfg)
+    folder = _make_folder(cfg)  # it may exist: the sweep then continues
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
@@ -264,7 +269,7 @@ def _run(
                 with contextlib.suppress(*([OSError] if stop.refused else [])):
                     driver.write_result()
         # 3. Compare, and say how it ended.
-        exit_code = driver.exit_code()
+        exit_code = driver.exit_code()  # EXIT_STORAGE: the disk refused a write
         verdict = None
         has_begun = driver.job_table.count("new") < len(driver.job_table.rows)
         if exit_code != EXIT_STORAGE and has_begun:

@@ -224,8 +224,8 @@ def _recognise_seq2seq(columns: Columns) -> Roles | None:
 def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
     """Recognise one or two texts and a label; None: there is no label, or no text.
 
-    Two texts need usual names, such as `premise` and `hypothesis`. Labels with fractions are a
-    regression.
+    Two texts need usual names, those in `_NAMES_OF_PAIRS`, such as `premise` and `hypothesis`.
+    Labels with fractions are a regression.
 
     Example:
         >>> roles = _recognise_classes({"text": ["good", "bad"], "stars": [4.5, 1.0]}, "stars")

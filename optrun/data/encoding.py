@@ -97,15 +97,20 @@ def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
     Raises:
         NotDecodableError: Some bytes are not of this encoding; the error has their line.
+
+    A character may be split between two chunks: the decoder keeps its first bytes for the next one.
     """
     name = "utf-8-sig" if encoding == UTF8 else encoding
     decoder = codecs.getincrementaldecoder(name)()
-    line = 1  # the number of the line that a chunk begins in
+    # 1 + the line breaks decoded so far: the line of the first byte that is not decoded yet. The
+    # bytes that the decoder keeps are not decoded, so they are never counted twice.
+    line = 1
     for chunk in chain(chunks, [b""]):  # the empty one ends the text
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            # error.object is this chunk, behind what an earlier one left over.
+            # error.object has all bytes not decoded yet: those kept, then this chunk. The line is
+            # quoted from there on, without what earlier chunks had of it.
             before = error.object[: error.start]
             line += before.count(b"\n")
             line_begin = before.rfind(b"\n") + 1

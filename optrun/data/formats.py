@@ -186,7 +186,7 @@ def by_ending() -> dict[str, Format]:
 
 
 def format_of(key: str, path: Path, typed_format: str | None) -> Format:
-    """Return the format of a file, or of a folder of classes.
+    """Return the format of a file, or of a folder of classes (one subfolder for each).
 
     Args:
         key: The configuration key, for messages.

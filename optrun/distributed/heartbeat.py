@@ -211,7 +211,8 @@ def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0, stack: int = -1
         table: The table of this machine.
         local_rank: Rank among those of this machine.
         rank: Rank among all.
-        stack: File descriptor of the memory file for its stack; -1: there is none.
+        stack: File descriptor of the memory file (memfd) that `faulthandler` writes the stacks of
+            this process into on SIGUSR2; -1: there is none.
     """
     global _line
     first = RankStatus(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)

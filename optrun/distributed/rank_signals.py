@@ -99,8 +99,9 @@ class RankSignals:
         - a save, for any number of requests since the last one.
         """
         handler = self._training_handler()
-        if handler is None:
+        if handler is None:  # before or after training
             return
+        # Both numbers of requests, of stops and of saves, count from the start of the processes.
         requests = Requests() if self.heartbeats is None else self.heartbeats.requests
         # 1. How often to stop (0, 1 or more often), and by which signal.
         stops = requests.stops
@@ -108,12 +109,13 @@ class RankSignals:
         if self._noted_stops:
             number = self._noted_stops[0]
         if self._noted_stops or self._orphaned:
-            stops = max(stops, 1)
+            stops = max(stops, 1)  # not the sum: a signal to rank and starter counts once
         # 2. Stop. `_stops_sent` counts too, since the main thread may run its handler much later.
         is_stopping = handler.stop_signal is not None
         if stops and not is_stopping and self._stops_sent == 0:
             self._stops_sent = 1
             os.kill(os.getpid(), number)
+        # `_is_second`: training has been stopping for 2.5 s.
         elif stops > 1 and is_stopping and self._stops_sent < 2 and self._is_second(handler):
             self._stops_sent = 2
             os.kill(os.getpid(), number)

@@ -199,9 +199,9 @@ def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base by their names without adapter.
 
-    `query.base_layer.weight` is `query.weight` there; factors are left out, and so are modules that
-    train in full, with the originals that peft keeps of them. All tensors of a model without an
-    adapter. Each name once, parameters first.
+    `query.base_layer.weight` is `query.weight` there; LoRA factors (the matrices A and B) are left
+    out, and so are modules that train in full, with the originals that peft keeps of them. All
+    tensors of a model without an adapter. Each name once, parameters first.
     """
     # 1. What is left out: factors and other tensors of the adapter, and all of some modules.
     adapter = adapter_of(model)
@@ -310,16 +310,20 @@ def _modules_to_save(
 def _refuse_to_save(
     config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], new: Sequence[str]
 ) -> None:
-    """Refuse configured modules with a shared weight, or without a parameter of `new`.
+    """Refuse saved modules if one shares its weight, or if a new parameter is in none of them.
 
-    That parameter would stay random, since it is in no file of weights. saved: The modules that
-    `adapter.modules_to_save` matches.
+    Args:
+        config: Its `modules_to_save` is quoted in the message.
+        model: Without LoRA factors.
+        saved: The modules that `adapter.modules_to_save` matches; they train in full.
+        new: Names of parameters that are in no file of weights: outside of `saved` they would stay
+            random.
 
     Raises:
-        ConfigError: With the module, and what to do.
+        ConfigError: The message names the first such module or parameter, and says what to do.
     """
     key = "adapter.modules_to_save"
-    shared = shared_modules(model)
+    shared = shared_modules(model)  # module -> another name of its weight
     for path in saved:
         if path in shared:
             raise ConfigError(
@@ -486,7 +490,7 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 
 def _find_adapter_modules(model: nn.Module) -> AdapterModules:
-    """Find the modules of a model that peft has replaced: those with factors, and copied ones."""
+    """Find the modules of a model that peft has replaced: with LoRA factors, or copied."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 

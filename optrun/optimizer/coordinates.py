@@ -209,11 +209,14 @@ def coordinate_check(
 ) -> CoordinateCheck:
     """Train models of several sizes for a few steps, and measure how outputs grow with size.
 
-    The result has one line per parameter and measure. Lines without a positive value for every size
-    and seed are left out.
+    A measure is one of three mean absolute values: a module's `initial` output, its `change` by the
+    training, or the change by one parameter's `update` alone. A line holds one measure of one
+    parameter at all sizes; its slope is that of log(measure) over log(size), see `SlopeLine`. Lines
+    without a positive value for every size and seed are left out of the result.
 
     Args:
-        build: Builds the model of a size, as a factor of the base, and a seed.
+        build: Builds the model of a size, as a factor of the base, and a seed. (`SizedModel.sizes`
+            is something else: how each parameter grew.)
         sizes: Two or more, rising.
         seeds: Seeds of the initial weights.
         along: `width` or `depth`.
@@ -223,7 +226,8 @@ def coordinate_check(
     Raises:
         ConfigError: The models cannot be compared, see `growth_of`.
     """
-    # 1. Find how each parameter grows from the smallest to the largest model.
+    # 1. Find how each parameter grows from the smallest to the largest model: `largest.sizes` if
+    # the builder knows it, else by comparing shapes.
     largest = build(sizes[-1], seeds[0])
     smallest = build(sizes[0], seeds[0])
     growths = _add_tied_names(
@@ -232,7 +236,8 @@ def coordinate_check(
     shared: set[str] = set()  # updates of these may have a lower slope
     if by_gradient and along == "width":
         shared = _params_shared_by_units(largest, smallest, growths)
-    # 2. Measure each model, and add its values to the line of their parameter and measure.
+    # 2. Train and measure each model, both in `measure`, and add its values to the line of their
+    # parameter and measure. Along the depth, blocks (layers) are averaged: one line for all.
     lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
@@ -240,6 +245,7 @@ def coordinate_check(
             for key, value in _average_blocks(values, along).items():
                 name, measure_name = key
                 if key not in lines:
+                    # None: the theory expects no slope, and the line never fails.
                     expected = _expected_slope(name, measure_name, growths, along)
                     below = 0.5 if name in shared and measure_name == "update" else 0.0
                     lines[key] = SlopeLine(name, measure_name, expected, below)

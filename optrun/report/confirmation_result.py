@@ -119,7 +119,7 @@ def judge_together(
     waiting = {}
     ended = []
     for folder, plan in plans.items():
-        reason = explain_waiting(plan, runs[folder])
+        reason = explain_waiting(plan, runs[folder])  # empty if it can be judged
         if reason:
             notes.append(reason)
             waiting[folder] = plan
@@ -127,7 +127,7 @@ def judge_together(
             ended.append(folder)
     if not ended:
         return ConfirmationResult(plans, choice, note=" ".join(notes), waiting=waiting)
-    # 2. Take those of the ended ones that confirm the same choice as the last.
+    # 2. Take those of the ended ones, and their runs, that confirm the same choice as the last.
     last = plans[ended[-1]]
     judged = []
     fresh: list[Run] = []
@@ -138,7 +138,8 @@ def judge_together(
             fresh += runs[folder]
         else:
             notes.append(f"Seeds {write_seeds(plan.seeds)} confirmed another choice.")
-    # 3. Judge them together.
+    # 3. Judge them together. The question is the options of `compare_runs`: metric, baseline and
+    # keys are those of the plans, whatever the report was asked; a note says so if they differ.
     question = question_of_plans(judged, fresh, matters=typed.get("matters"))
     comparison = compare_runs(fresh, **(question | {"looks": len(ended)}))
     planned_runs = sum(len(plan.points()) for plan in judged)

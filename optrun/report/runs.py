@@ -375,7 +375,11 @@ def all_keys(runs: Iterable[Run]) -> list[str]:
 
 
 def normalise_setting(value: object) -> object:
-    """Normalise a setting: 1 and 1.0 become equal, True and 1 stay different."""
+    """Normalise a setting for comparison: 1 equals 1.0, while True and 1 stay different.
+
+    Numbers become float. None, True and False become text, so they equal the texts "None", "True"
+    and "False". Anything else, such as a text, is returned unchanged.
+    """
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, (int, float)):

@@ -203,13 +203,16 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
 def tabulate_scores(rows: Collection[Mapping[int, float]]) -> Array:
     """Tabulate scores by seed: one row for each mapping, one column for each seed, rising.
 
-    NaN where a mapping lacks a seed.
+    NaN where a mapping lacks a seed that another one has.
+
+    Args:
+        rows: Seed to score, one mapping for each row; without rows the shape is (0, 0).
 
     Example:
         >>> tabulate_scores([{0: 1.0, 3: 2.0}, {3: 4.0}]).tolist()
         [[1.0, 2.0], [nan, 4.0]]
     """
-    seeds = sorted(set[int]().union(*rows))
+    seeds = sorted(set[int]().union(*rows))  # the keys of all mappings, each once
     table = np.full((len(rows), len(seeds)), math.nan)
     for row, by_seed in enumerate(rows):
         for seed, score in by_seed.items():

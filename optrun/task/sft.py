@@ -169,16 +169,18 @@ class Sft(ChatTask):
                     yield replace(row, turns=[*turns], only_last_trained=True)
 
     def _keep_single_answer(self, chat: Chat, template: ChatTemplate) -> Chat:
-        """Mark a streamed chat as one example with one trained answer.
+        """Cut a streamed chat behind its only answer, and mark this answer as the one to train on.
 
-        Only if the template has no generation marks and writes an earlier answer differently once
-        another turn follows; any other chat is returned unchanged.
+        The result has the turns up to the answer, and `only_last_trained`; turns behind it are
+        dropped. This is done only if the template has no generation marks and writes an earlier
+        answer differently once another turn follows; any other chat is returned unchanged.
 
         Raises:
             ConfigError: Such a chat has several answers.
         """
         if self._template_without_marks is None:
             return chat
+        # The turns up to each answer; empty if later turns do not change how answers are written.
         conversations = template.split_behind_answers(
             chat.turns, chat.tools, chat.prompt_turns or 0
         )

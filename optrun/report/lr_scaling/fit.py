@@ -57,12 +57,15 @@ class Estimate(NamedTuple):
     def interval(self) -> str:
         """Write the ends of the interval of a learning rate, or why there is none.
 
+        There is none if the upper end is infinite; the lower end is not looked at then.
+
         Example:
             >>> Estimate(0.01, 0.005, 0.02).interval(), Estimate(0.01, 0.0, math.inf).interval()
             ('5e-3 to 2e-2', 'none: too few sizes to test the law')
         """
         if not self.is_bounded:
             return "none: too few sizes to test the law"
+        # `rate` writes a learning rate with few digits, such as 5e-3.
         return f"{rate(self.low)} to {rate(self.high)}"
 
 

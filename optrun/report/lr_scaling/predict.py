@@ -280,8 +280,11 @@ def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, 
     """
     axes: list[str] = []
     values = dict(target)
+    # Keys that differ between the runs, without lr and those that the target names.
     unnamed = [key for key in grouping.differing_keys(runs) if key not in {"lr", *target}]
     for key in [*target, *unnamed]:
+        # Its value at the target, if in all runs it is a power law of the axes found so far. With
+        # no axis yet, that is the value that all runs share.
         value = _extrapolate_key(runs, axes, target, key)
         # 1. None: it does not follow from the axes so far, and is an axis if the target names it.
         if value is None and key not in target:

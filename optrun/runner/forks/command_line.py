@@ -175,8 +175,12 @@ class Forks:
     def _trunk(self, value: str) -> _TrunkConfig:
         """Read the configuration of a checkpoint to branch from, as overrides and as values.
 
+        Relative paths in it are rebased: they get the folder in front that the checkpoint's run was
+        started in.
+
         Args:
-            value: `FOLDER@DIGEST`. Each is read once; later calls return the same object.
+            value: `FOLDER@DIGEST`, pinned, that is, the result of `locate_trunk` as text. Each is
+                read once; later calls return the same object.
 
         Raises:
             ConfigError: A plugin of that run is not loaded, or one of its values cannot be written
@@ -193,13 +197,14 @@ class Forks:
         folder = trunk.folder
         # `locate_trunk` has verified it. Tensors stay in their files.
         metadata = open_verified(folder, lazy=True).metadata
-        refuse_invalid_state(folder, metadata)
-        require(metadata.plugins or (), str(folder))
-        # Relative paths count from the folder that the run of the checkpoint was started in.
+        refuse_invalid_state(folder, metadata)  # raises CheckpointError
+        require(metadata.plugins or (), str(folder))  # raises ConfigError for an absent plugin
+        # Relative paths count from the folder that the run of the checkpoint was started in; an
+        # unknown one, None, leaves them as they are. `rebase_paths` changes `config` in place.
         config = saved.with_schemas(metadata.config, str(folder))
         rebase_paths(config, original_cwd(RunDir(folder.parent.parent).hydra))
         values = saved.plain(config)
-        tokens = as_overrides(self.hydra, values, str(folder))
+        tokens = as_overrides(self.hydra, values, str(folder))  # what differs from the defaults
         self._trunks[value] = _TrunkConfig(tokens, values, metadata.global_step)
         return self._trunks[value]
 

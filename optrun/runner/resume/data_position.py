@@ -284,10 +284,12 @@ def shift_data_position(
         fingerprint: Digest of the examples now.
 
     Returns:
-        A note about the position; None if the plan is the same.
+        A note about the position; None if each step has the same examples as before, and
+        `state` is then not changed.
     """
     # The parts of a stream are in the fingerprint.
     before = {key: value for key, value in before.items() if key != "parts"}
+    # Plans are equal, too, if only the division of a step into micro-batches differs.
     if plan_of_steps(before) == plan_of_steps(plan_values(plan, fingerprint)):
         return None
 
@@ -296,7 +298,7 @@ def shift_data_position(
     old = EpochPlan(
         before["examples"], before["batch_size"], before["accumulation"], before["seed"]
     )
-    epoch, step_in_epoch = old.locate(state.position)
+    epoch, step_in_epoch = old.locate(state.position)  # both from 0
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
 
     # 2. Where it goes on: `position` counts steps of the new size since the start of training. In
