@@ -95,10 +95,10 @@ def find_encoding(
 def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """Yield a text as UTF-8, without a byte order mark, one piece for each chunk with characters.
 
+    A character may be split between two chunks: the decoder keeps its first bytes for the next one.
+
     Raises:
         NotDecodableError: Some bytes are not of this encoding; the error has their line.
-
-    A character may be split between two chunks: the decoder keeps its first bytes for the next one.
     """
     name = "utf-8-sig" if encoding == UTF8 else encoding
     decoder = codecs.getincrementaldecoder(name)()

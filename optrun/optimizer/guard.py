@@ -70,7 +70,7 @@ class Guard:
     def step_on_device(self, found_inf: torch.Tensor) -> None:
         """Remember the counters, and take a step; its kernels change nothing if a flag is set.
 
-        Counters are the step counts, and other numbers on the host, that the step changes in any case.
+        Counters are the step counts and other numbers on the host, which change in any case.
 
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32.

@@ -175,8 +175,8 @@ class Forks:
     def _trunk(self, value: str) -> _TrunkConfig:
         """Read the configuration of a checkpoint to branch from, as overrides and as values.
 
-        Relative paths in it are rebased: they get the folder in front that the checkpoint's run was
-        started in.
+        Relative paths in it are rebased: the folder that the checkpoint's run was started in is put
+        before those that exist there.
 
         Args:
             value: `FOLDER@DIGEST`, pinned, that is, the result of `locate_trunk` as text. Each is
