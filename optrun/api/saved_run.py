@@ -173,6 +173,7 @@ class Run:
             CheckpointError: The run has no complete checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
+        # Refuses a second call at the same time; restores environment, folder and Hydra after it.
         with one_call():
             from optrun.cli.predict import predict
 

@@ -76,6 +76,10 @@ def run(arguments: VerbArguments, output: ProofConsole) -> int:
 def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     """Compose the configuration with the preset of a dialect; typed values win over the preset.
 
+    A dialect is an optimizer as another package has it, such as `timm` for LAMB; its preset, the
+    options for the numbers of that package, is set by `optimizer.dialect`. The name may also be
+    that of an optimizer itself, optrun's or a plugin's; there is no preset then.
+
     If no optimizer is named and the default one lacks the dialect, the first optimizer with it is
     taken, and a note says so. `optimizer=lamb` with the dialect `timm` is composed as
     `optimizer=lamb optimizer.dialect=timm`.
@@ -84,8 +88,8 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
         The composed request, and the notes.
 
     Raises:
-        ConfigError: A run is resumed or branched, the parametrization is not standard, or the
-            chosen optimizer has no such dialect.
+        ConfigError: A run is resumed or branched, an override is for Hydra (`hydra.` or `hydra/`),
+            the parametrization is not standard, or the chosen optimizer has no such dialect.
     """
     from optrun.certify.optimizer import family_of
     from optrun.config.compose import compose_changed
@@ -119,6 +123,7 @@ def _compose_with_preset(command_line: CommandLine, dialect: str) -> tuple[Reque
     # dialects, so the first composition is without it. A name of a plugin has no preset.
     choice = choice_of(request.config.optimizer)
     if first_optimizer is not None and first_optimizer != dialect:
+        # Raises if `choice` is one of optrun's without this dialect; a plugin's is not refused.
         _refuse_dialect_of_another(choice, dialect, first_optimizer)
     if dialect in DIALECTS.get(choice, {}) and not is_typed("optimizer.dialect", overrides):
         overrides = [*overrides, f"optimizer.dialect={dialect}"]

@@ -92,12 +92,15 @@ def _remove_hydra_sweepers() -> None:
 def _search_path(extra_dir: str | None) -> ConfigSearchPath:
     """Build Hydra's search path: `--config-dir`, `conf/`, `recipes/`, and the store of schemas.
 
+    Without `extra_dir` it has no `--config-dir`.
+
     A configuration in an earlier place hides one of the same name in a later place. Hydra's own
     come before all of these.
 
     Raises:
         ConfigError: `--config-dir` is a URL or no folder.
     """
+    # Hydra's own, `main` (conf/), `schema` (the store). Each `prepend` puts one before its anchor.
     path = create_config_search_path(str(config_dir()))
     path.prepend(
         provider="recipes",
@@ -114,6 +117,7 @@ def _search_path(extra_dir: str | None) -> ConfigSearchPath:
             path=f"file://{folder}",
             anchor=SearchPathQuery(provider="main"),
         )
+    # Now: Hydra's own, `command-line` if there is one, `main`, `recipes`, `schema`.
     return path
 
 

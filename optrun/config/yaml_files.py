@@ -52,6 +52,16 @@ class Repository(ConfigRepository):
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Read one configuration, and record its file in `READ`.
 
+        Only files of optrun and of the user are recorded and checked; entries of Hydra's store and
+        files of Hydra's own are not. A name that no source has may be a choice of an installed
+        package: `publish_chosen` imports that package and puts the choice into the store.
+
+        Args:
+            config_path: Name of the configuration, such as `optimizer/lamb`.
+
+        Returns:
+            The configuration; None if there is none of this name.
+
         Raises:
             ConfigError: A file of the user is no YAML mapping in UTF-8, or names a choice among its
                 values; the message names file and line.

@@ -85,11 +85,16 @@ def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[s
     r"""Guess a delimiter by the first rows.
 
     One fits if it splits each of the first 50 rows into the same number of columns, at least two.
-    If none does, those that are in the header fit. The usual one of the kind wins if it fits, or if
-    none fits.
+    If none does, those that are in the header fit. The usual one of the kind is a comma for csv, a
+    tab for tsv. In this order:
+
+    1. The usual one and others split the rows: the usual one, with a note on another one.
+    2. The usual one fits in another way (alone, or by the header), or none fits: the usual one,
+       without a note.
+    3. Only others fit: the one that does, with a note; several are an error.
 
     Returns:
-        The delimiter, and a note for the user; None if only the usual one fits, or none.
+        The delimiter, and a note for the user; None in case 2.
 
     Raises:
         ConfigError: Several fit, and the usual one does not.

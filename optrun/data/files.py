@@ -171,6 +171,13 @@ def read_split(
 def resolve(key: str, paths: Paths) -> list[Path]:
     """List the files of paths and globs, in order, without repeats.
 
+    The files of a glob are sorted. A folder with one folder for each class, see `has_classes`, is
+    in the list itself, not its files; any other folder is refused.
+
+    Args:
+        key: The key that has the paths, such as `data.train`; for messages.
+        paths: One path or glob, or several; `~` is the home folder.
+
     Raises:
         ConfigError: A path or glob names nothing, a folder has no folder for each class, or a file
             may not be read.
@@ -178,11 +185,11 @@ def resolve(key: str, paths: Paths) -> list[Path]:
     files: dict[Path, None] = {}  # an ordered set
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
         name = str(expand_home(pattern))
-        matches = _match_files(name)
+        matches = _match_files(name)  # the folder itself if it has classes
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_no_file(name)}")
         files.update(dict.fromkeys(map(Path, matches)))
-    # Each file must be readable.
+    # Each file must be readable. The files in a folder of classes are not opened here.
     for path in files:
         if path.is_dir():
             continue

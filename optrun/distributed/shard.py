@@ -99,7 +99,10 @@ def _shard_fully(
 ) -> tuple[nn.Module, GradientSync]:
     """Shard each block, and then the model, by FSDP2 in place.
 
-    The weights are those of rank 0. Arguments and result are those of `distribute`.
+    The weights are those of rank 0. Arguments and result are those of `distribute`: the same model,
+    and a function that takes whether a micro-batch is the last of its step and returns a context
+    manager for it (`GradientSync`). A forward hook on the model frees the root's parameters after a
+    forward pass without gradients.
     """
     replicas, shards = data_parallel_degrees(config, world.size)
     options: PlainDict = {
@@ -121,6 +124,7 @@ def _shard_fully(
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
     fully_shard(model, **{**options, "reshard_after_forward": False})
+    # No backward pass follows an evaluation, so this hook frees the root's parameters.
     model.register_forward_hook(_reshard_without_gradients)
     assert isinstance(model, FSDPModule)
 

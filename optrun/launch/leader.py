@@ -51,14 +51,19 @@ class Leader:
     ) -> Outcome:
         """Send the run to all other ranks, and train with them.
 
+        Returns:
+            The run directory, the values of `summary.json`, and a generated sample, if there is
+            one.
+
         Raises:
             OptrunError: Some ranks failed; the message says how all of them ended.
         """
         payload = Payload.of(request, run, resume, quiet=console.quiet)
         self._sent = True
         self._rendezvous.send(_PAYLOAD, asdict(payload))
+        # Raises the error of the run after all ranks have reported their ends.
         outcome = take_part(self._rank, payload, self._rendezvous)
-        assert outcome is not None
+        assert outcome is not None  # None on other ranks than 0 only
         return outcome
 
     def __enter__(self) -> Self:

@@ -181,7 +181,9 @@ def refuse_unknown(config: ModelConfig, auto_class: str, base: Mapping[str, obje
 
     Raises:
         ConfigError: An unknown architecture, or one without a head for the task; a path without a
-            model; a name that the architecture's configuration does not have.
+            model; a name that the architecture's configuration does not have; an encoder as a
+            causal model, or a decoder as a masked one, by `is_decoder` in `model.config` or else in
+            the architecture's own configuration.
     """
     if isinstance(config, FromConfigConfig):
         values = _default_configuration(config)

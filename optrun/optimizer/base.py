@@ -473,7 +473,7 @@ class NamedOptimizer(Optimizer):
         Raises:
             TypeError: For a key that is no keyword of the constructor, with the nearest one.
         """
-        return cls(params, **config)
+        return cls(params, **config)  # the constructor raises, and names the nearest keyword
 
     # -- state
     # ----------------------------------------------------------------------------------------------

@@ -107,13 +107,16 @@ class BatchOptimizer(NamedOptimizer):
         in the state: `gather` has counted before the flag is known. The caller restores them by
         `set_counters`. Triton's kernels read the flag themselves; for any other kernel the host
         waits for it.
+
+        The ratios of this step (LAMB's trust ratios) replace those of the last one, also by an
+        empty list; `set_counters` restores them, too.
         """
         loss = evaluate_closure(closure)
         ratios_of_batches = []
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        for batch in self.gather():
+        for batch in self.gather():  # parameters with a gradient; creates missing state
             if found_inf is not None:
-                if self._reads_flag(batch):
+                if self._reads_flag(batch):  # Triton steps it
                     batch.found_inf = found_inf
                 elif found_inf.item():  # waits for the device
                     continue

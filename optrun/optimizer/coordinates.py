@@ -353,15 +353,22 @@ def _expected_slope(
 ) -> float | None:
     """Return the expected slope of a measure; None if the theory expects none.
 
-    muP keeps outputs and their changes at one size: slope 0. Exceptions are the initial output of
-    an output matrix, which shrinks with 1/sqrt(width), and parameters that scale logits by
-    `Growth.logits`: 1/4 at four times the width is a slope of -1. Along the depth see
-    `_expected_along_depth`.
+    The slope is that of log(measure) over log(size). Along the width, in this order:
+
+    - a parameter without a growth, such as a tied head: None;
+    - one whose weights scale the logits by `Growth.logits`: the power of the width that this factor
+      is; 1/4 at four times the width is -1;
+    - an output matrix: -0.5 for `initial`, which shrinks with 1/sqrt(width); None for `change`,
+      which contains the initial output; 0 for `update`;
+    - all others: 0, since muP keeps outputs and their changes at one size.
+
+    Along the depth see `_expected_along_depth`.
 
     Args:
         name: Name of the parameter, see `SlopeLine.parameter`.
-        measure: See `SlopeLine.measure`.
-        growths: How each parameter grew.
+        measure: `initial`, `change` or `update`, see `SlopeLine.measure`.
+        growths: By name, the sizes of each parameter of the largest model over those in a smaller
+            model, see `Growth`.
         along: `width` or `depth`.
     """
     if along == "depth":

@@ -185,11 +185,15 @@ def restore_state(
         for name, param in zip(names_of(group, index), group["params"], strict=True):
             if name not in saved:
                 continue
+            # 1. A tensor is full, or has its parameter's mesh and placements.
             for key, value in saved[name].items():
                 if isinstance(value, Tensor):
                     refuse_other_sharding(name, param, value, str(key))
+            # 2. The keys are those of the optimizer, if it is one of optrun's.
             refuse_other_state(optimizer, group, name, param, saved[name])
-            state[param] = copy_to_param(dict(saved[name]), param, group, "")
+            # 3. Copy all entries, full tensors into shards like the parameter's. The dict has no
+            # key itself; each entry is copied with its own.
+            state[param] = copy_to_param(dict(saved[name]), param, group, key="")
     return state
 
 

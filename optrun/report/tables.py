@@ -95,6 +95,10 @@ def scores_table(comparison: Comparison) -> Table:
     interval if there is one), and one column for each workload that counts. A contender is one
     optimizer, or whatever else is compared. Best first; contenders without a score on every
     workload come last, muted, with that as their verdict.
+
+    A workload counts if its runs can be ranked and learnt something, see `Findings.left_out`. If
+    fewer than two contenders have a score on every one that counts, there is no test
+    (`comparison.ttest` is None), and every row has that verdict.
     """
     ttest = comparison.ttest
     comparisons: Mapping[str, ReferenceComparison] = {}

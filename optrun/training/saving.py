@@ -103,6 +103,10 @@ class Saving:
         Does nothing on several ranks, without a finished step, or in the middle of an update. A
         note says what was saved; an error of the save is only noted.
 
+        A pending step has started its update, and its loss and gradient norm are not read yet; it
+        is finished, and counted, first. An update whose step is not counted yet
+        (`TrainStep.has_uncounted_update`) is not saved: the weights would belong to no step.
+
         Raises:
             NonFiniteError: The last step turns out to have a non-finite loss or gradient norm.
         """

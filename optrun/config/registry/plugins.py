@@ -255,10 +255,14 @@ class _Files(MetaPathFinder):
     def find_spec(self, fullname: str, *_context: object) -> ModuleSpec | None:
         """Return how to import a plugin file; None for the name of any other module.
 
+        The name of /home/me/mine.py is `optrun.config.registry.plugins./home/me/mine%2Epy`: this
+        module, a dot, and the path, quoted as in a URL, its dots as `%2E`.
+
         Args:
             fullname: Name of a module, see `_file_module`.
             *_context: What Python's import system adds; not used.
         """
+        # `head` is empty if the name begins so, and the whole name if it lacks this.
         head, _, quoted_path = fullname.partition(f"{__name__}.")
         if head or not quoted_path.endswith("%2Epy"):
             return None
