@@ -509,8 +509,8 @@ def refuse_used_seeds(seeds: Sequence[int], used_seeds: Collection[int]) -> None
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(
-            f"seeds: expected at least {MIN_SEEDS}, such as seeds=5-7, got {len(seeds)}:"
-            " fewer cannot be tested."
+            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: fewer cannot be tested. Three"
+            " are, for instance, seeds=5-7."
         )
 
 
