@@ -57,7 +57,7 @@ docs: setup  ## the tables in docs/reference (minutes), the site in build/site, 
 	test -f docs/reference/zoo.md || $(BIN)/python -m tests.zoo.record
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m mkdocs build --quiet --strict
-	$(BIN)/python -m pdoc --docformat google -o build/site/api optrun '!optrun.__main__'
+	$(BIN)/python -m tests.docs.api
 wheel: setup ## dist/
 	$(BIN)/python -m build --wheel
 .PHONY: help run test setup format lint types smoke unit test-slow test-lowest test-newest gpu test-full docs wheel
