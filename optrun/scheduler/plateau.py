@@ -31,8 +31,8 @@ class Plateau:
     Source: torch.optim.lr_scheduler.ReduceLROnPlateau, counted in evaluations.
 
     Example:
-        >>> options = {"threshold": 0.0, "threshold_mode": "rel", "cooldown": 0}
-        >>> plateau = Plateau(mode="min", factor=0.5, patience=1, **options)
+        >>> options = {"threshold": 0.0, "threshold_mode": "rel", "cooldown": 0, "final": 0.0}
+        >>> plateau = Plateau(mode="min", factor=0.5, patience=1, metric="eval/loss", **options)
         >>> [plateau.observe(loss) for loss in (1.0, 1.0, 1.0, 0.5, 0.6, 0.6)]
         [1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
     """

@@ -17,7 +17,7 @@ SECTION = "## A verb, a key, a file format"
 BEFORE = {
     "optrun/cli/verbs.py": '    "start": (',
     "optrun/config/schema/training.py": "    early_stopping_patience: ",
-    "optrun/training/progress.py": '        return {**values, "perf/peak_memory_bytes"',
+    "optrun/training/progress.py": '        values["perf/peak_memory_bytes"]',
     "optrun/data/formats.py": '        Format("text",',
 }
 """What is inserted goes before this line; imports go before the first one."""
