@@ -296,8 +296,9 @@ def _modules_to_save(
     # 2. The head, unless it is a language model's. A norm above the blocks, such as `norm`, stays
     #    frozen if the name of a norm in the blocks ends like it, as `layers.0.input_norm` does:
     #    peft matches the ends of names, and would let these train, too.
+    head = [] if auto_class in _LANGUAGE_MODELS else head_modules(model)
     saved = []
-    for path in [] if auto_class in _LANGUAGE_MODELS else head_modules(model):
+    for path in head:
         is_norm = "Norm" in type(model.get_submodule(path)).__name__
         ends_other_name = any(name != path and name.endswith(path) for name in modules)
         if not (is_norm and ends_other_name):
