@@ -57,12 +57,12 @@ class Memory:
         self._param_ends = torch.tensor(ends, dtype=torch.int64, device="cpu")
         self._grad_sizes = torch.tensor(self._sizes, device="cpu")
 
-    def is_unchanged(self, params: list[Tensor], states: Sequence[list[Any]]) -> bool:
+    def is_unchanged(self, params: list[Tensor], states: Sequence[list[Tensor]]) -> bool:
         """Tell whether parameters and state are still contiguous tensors at the same addresses.
 
         Args:
             params: The same objects as before; their data may have been replaced.
-            states: As in the constructor; None where a parameter has no such state.
+            states: As in the constructor.
         """
         if (
             _addresses(params) != self._param_addresses
@@ -185,11 +185,14 @@ class PlannedBatch:
             grads: Gradient of each parameter.
             states: State of each parameter.
             slots: State keys whose tensors the formula takes.
+
+        Raises:
+            KeyError: A state lacks one of the keys, as torch's optimizers raise it.
         """
         assert self.memory is not None
-        by_slot: dict[str, list[Any]] = {}  # None where a state lacks the key: refused below
+        by_slot: dict[str, list[Tensor]] = {}
         for slot in slots:
-            by_slot[slot] = [state.get(slot) for state in states]
+            by_slot[slot] = [state[slot] for state in states]
         if not self.memory.is_unchanged(self.params, list(by_slot.values())):
             return None
         if not self.memory.accepts_grads(grads):

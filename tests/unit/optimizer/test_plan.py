@@ -299,6 +299,15 @@ def test_gradients_that_are_weights_stay_refused() -> None:
     assert memory.grad_addresses == [gradient.data_ptr()]
 
 
+def test_a_tensor_removed_from_the_state_is_named() -> None:
+    optimizer = Lion(groups())
+    for number in range(2):
+        step(optimizer, number)
+    del optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"]
+    with pytest.raises(KeyError, match="exp_avg"):
+        step(optimizer, 2)
+
+
 def test_a_plan_keeps_no_state_alive() -> None:
     optimizer = Lion(groups())
     step(optimizer, 0)
