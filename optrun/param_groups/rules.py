@@ -71,8 +71,9 @@ def assign_rules(
 def group_options(rule: Group) -> PlainDict:
     """Convert a rule to options of a parameter group, without `pattern`, `lr_scale` and `freeze`.
 
-    `adaptation` (of the lr by the layer's trust ratio) becomes the options of Lamb for it: true
-    adapts every parameter of the group, false none. `centralization` (of gradients) becomes
+    `adaptation` (of the lr by the layer's trust ratio) becomes the options of Lamb for it: false
+    adapts no parameter of the group; true every one, also those without decay and those that
+    `optimizer.exclude_from_layer_adaptation` names. `centralization` (of gradients) becomes
     LazyAdam's `grad_centralization`, and `betas` a tuple. Other keys stay, `optimizer` too.
 
     Example:
@@ -80,6 +81,8 @@ def group_options(rule: Group) -> PlainDict:
         {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
         >>> group_options({"adaptation": False, "lr": 0.1})
         {'lr': 0.1, 'exclude_from_layer_adaptation': ('.*',)}
+        >>> group_options({"adaptation": True})
+        {'always_adapt': True, 'exclude_from_layer_adaptation': None}
     """
     options = {
         str(key): value
