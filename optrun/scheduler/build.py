@@ -45,11 +45,12 @@ def build_scheduler(
         torch LRScheduler; with a function of your own it can be pickled if that can.
 
     Raises:
-        ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run.
+        ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run
+            or the optimizer.
         TypeError: An argument has another type, or options are passed with a configuration or a
             function.
         ValueError: `num_training_steps` below 1, or a group whose lr is a function of the step
-            already.
+            already. The latter is a ConfigError, unless you pass a function.
 
     Example:
         >>> import torch
@@ -82,15 +83,17 @@ def build_scheduler(
     # A run passes a configuration, and its loop calls `observe` at every evaluation. Someone who
     # passes a name writes the loop himself, and may forget that call.
     has_own_loop = isinstance(config_or_name, str)
+    curve = build_curve(config, num_training_steps=num_training_steps, lr=lr)
+    plateau = _build_plateau(config, lr)
     try:
         return Scheduler(
             optimizer,
-            build_curve(config, num_training_steps=num_training_steps, lr=lr),
+            curve,
             name=config.name,
-            plateau=_build_plateau(config, lr),
+            plateau=plateau,
             warn_without_metric_at=max(num_training_steps // 2, 1) if has_own_loop else None,
         )
-    except ValueError as error:
+    except ValueError as error:  # of the curve at step 0, or of a group's own lr function
         raise ConfigError(str(error)) from error
 
 

@@ -56,13 +56,14 @@ def test_min_lr_is_that_of_the_base_and_not_of_the_largest_group(name: str) -> N
     for _ in range(4):
         scheduler.step(*([1.0] if name == "plateau" else []))
     assert _lrs(optimizer) == pytest.approx([0.05, 0.2, 0.5])
-    with pytest.raises(ConfigError, match=r"min_lr=1.5: expected at most the peak, lr=1.0"):
+    with pytest.raises(ConfigError, match=r"min_lr=1.5: expected at most the peak, lr=1.0") as info:
         build_scheduler(
             _sgd({"lr": 0.5, "lr_scale": 0.5}, {"lr": 2.0, "lr_scale": 2.0}),
             name,
             num_training_steps=4,
             min_lr=1.5,
         )
+    assert info.value.__cause__ is None
     absolute = _sgd({"lr": 0.5}, {"lr": 2.0})
     scheduler = build_scheduler(absolute, name, num_training_steps=4, min_lr=0.2, **options)
     for _ in range(4):
@@ -124,10 +125,11 @@ def test_the_optimizer_knows_who_drives_it() -> None:
 
 def test_an_lr_that_is_a_function_already_is_left_to_it() -> None:
     optimizer = Lamb([torch.nn.Parameter(torch.ones(2))], lr=lambda step: 1.0)
-    with pytest.raises(
-        ValueError, match="the lr of a parameter group is already a function of the step"
-    ):
+    message = "the lr of a parameter group is already a function of the step"
+    with pytest.raises(ConfigError, match=message):
         build_scheduler(optimizer, "cosine", num_training_steps=4)
+    with pytest.raises(ValueError, match=message):
+        build_scheduler(optimizer, lambda step: 1.0, num_training_steps=4)
 
 
 def test_plateau_follows_torch() -> None:
