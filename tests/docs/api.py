@@ -11,9 +11,10 @@ import importlib
 import sys
 from types import ModuleType
 
-from pdoc.__main__ import cli
-
 if __name__ == "__main__":
+    # Here, so that pytest can collect the file where the extra `docs` is not installed.
+    from pdoc.__main__ import cli
+
     typeshed = ModuleType("_typeshed")
     vars(typeshed)["DataclassInstance"] = object
     sys.modules["_typeshed"] = typeshed
