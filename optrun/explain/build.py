@@ -297,8 +297,8 @@ def _describe_tensors(
 
     Example: the run has lr 0.1, the schedule a peak of 1, a group `lr_scale` 0.5, so an
     `initial_lr` of 0.05, and layerwise decay gives a tensor in it the ratio 0.9. Then `lr_peak` is
-    0.05 * 1 * 0.9, and `lr_scale` 0.5 * 0.9. A tensor
-    that the optimizer exempts by name has no decay.
+    0.05 * 1 * 0.9, and `lr_scale` 0.5 * 0.9. A tensor that the optimizer exempts by name has no
+    decay.
     """
     tensors = []
     for index, group in enumerate(optimizer.param_groups):

@@ -35,9 +35,9 @@ from optrun.training.display import Display
 
 _NEXT_STEPS = {
     Verdict.no_better: "it has learnt nothing yet: train longer (resume, above), try another lr, or"
-    " a pretrained model: model=pretrained model.path=NAME",
-    Verdict.memorised: "it learnt its rows by heart: train on more rows, or start from a pretrained"
-    " model: model=pretrained model.path=NAME",
+    " another model, such as a pretrained one: model=pretrained model.path=NAME",
+    Verdict.memorised: "it learnt its rows by heart: train on more rows, or start from another"
+    " model, such as a pretrained one: model=pretrained model.path=NAME",
     Verdict.seen: "evaluate on rows that it was not trained on: data.eval=FILE",
 }
 """What to try after a run that learnt nothing for other rows."""
@@ -166,8 +166,8 @@ def _next_commands(outcome: Outcome, config: RunConfig) -> list[tuple[str, str]]
     """List what can be done with a finished run, as pairs of a label and a command.
 
     The first pair is the run directory. Without checkpoints it is the only one. The last pair is
-    the next step: predictions, an evaluation if the task predicts no rows, or what to try if the
-    run learnt nothing.
+    the next step: what to try if the run learnt nothing; else predictions; an evaluation if the
+    task predicts no rows; an export if there are no rows to evaluate on either.
 
     Args:
         outcome: The run and its summary.
@@ -184,19 +184,20 @@ def _next_commands(outcome: Outcome, config: RunConfig) -> list[tuple[str, str]]
     rows = [("written", path)]
     if outcome.run.checkpoints.is_dir():
         rows.append(("resume", f"{optrun} resume={shell.quote(path)} {longer}"))
-        evaluate = f"{optrun} evaluate {shell.quote(path)}"
-        if summary.get("main_metric"):
-            rows.append(("evaluate", evaluate))
-        elif config.data.EVALUATION_ROWS:  # the run was trained on all rows: name others
-            rows.append(("evaluate", f"{evaluate} {config.data.EVALUATION_ROWS}"))
         checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
-        rows.append(("export", f"optrun export {checkpoint} DEST"))
+        export = f"optrun export {checkpoint} DEST"
+        usual_step = export
+        if summary.get("main_metric") or config.data.EVALUATION_ROWS:
+            usual_step = f"{optrun} evaluate {shell.quote(path)}"
+            if not summary.get("main_metric"):  # the run was trained on all rows: name others
+                usual_step += f" {config.data.EVALUATION_ROWS}"
+            rows.append(("evaluate", usual_step))
+        rows.append(("export", export))
         if best and step_of(best) != summary["global_step"]:
             rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
-        predict = f"{optrun} predict {shell.quote(path)} data.eval=FILE out=FILE.jsonl"
-        # A task without a predictor cannot predict rows. A verdict that nothing was learnt, if the
-        # summary has one, names its own next step.
-        usual_step = predict if task_class(config.task).predictor else evaluate
+        if task_class(config.task).predictor:
+            usual_step = f"{optrun} predict {shell.quote(path)} data.eval=FILE out=FILE.jsonl"
+        # A verdict that nothing was learnt, if the summary has one, names its own next step.
         next_step = _NEXT_STEPS.get(lookup(summary, "generalisation", "verdict"), usual_step)
         rows.append(("next:", next_step))
     return rows

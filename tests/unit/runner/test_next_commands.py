@@ -54,6 +54,26 @@ def test_the_next_step_fits_the_result(
     assert not [fact for fact in facts if fact not in step], step
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["data=files", "data.train=a.txt"], "optrun evaluate run data.eval=FILE"),
+        ([], "optrun export run/checkpoints/last DEST"),
+    ],
+)
+def test_the_next_step_runs_without_evaluation_rows(
+    words: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that was trained on all rows, whose task predicts none."""
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(Path("run"))
+    run.checkpoints.mkdir(parents=True)
+    line = CommandLine(overrides=["task=masked_lm", "model=bert_tiny", *words])
+    config = compose_request(store.open_hydra(), line).config
+    outcome = Outcome(run, {"global_step": 4, "max_steps": 4})
+    assert _next_commands(outcome, config)[-1] == ("next:", command)
+
+
 def test_without_checkpoints_only_the_folder_is_named(tmp_path: Path) -> None:
     config = compose_request(store.open_hydra(), CommandLine()).config
     summary = {"global_step": 4, "max_steps": 4}
