@@ -278,7 +278,6 @@ class ChatTemplate:
 
         # 1. Render the turns as they are. For one conversation there is one text, and one list of
         # spans.
-        turns_with_json = _with_json_arguments(turns)
         try:
             texts, spans = render_jinja_template(
                 conversations=[list(turns)],
@@ -300,7 +299,7 @@ class ChatTemplate:
         ) as error:
             # It failed. A template that joins the arguments to a text raises TypeError for a
             # mapping: try 2. Any other error, or a TypeError without such arguments, is final.
-            if not isinstance(error, TypeError) or turns_with_json == list(turns):
+            if not isinstance(error, TypeError) or _with_json_arguments(turns) == list(turns):
                 message = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
                 raise TemplateFailed(
                     f"cannot be written by the chat template: {message}"
@@ -311,9 +310,8 @@ class ChatTemplate:
                 return texts[0], [(int(begin), int(end)) for begin, end in begins_and_ends]
 
         # 2. Render them with JSON text for each mapping; there is no third time.
-        return self._render(
-            turns_with_json, tools, generation_prompt=generation_prompt, marks=marks
-        )
+        turns = _with_json_arguments(turns)
+        return self._render(turns, tools, generation_prompt=generation_prompt, marks=marks)
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -539,6 +540,18 @@ def test_arguments_of_calls_are_written_once(
     chat = [{"role": "user", "content": "Hi"}, answer]
     task = make_task("sft", make_source({"messages": [chat]}, max_length=200), bpe)
     assert '<weather {"city": "Paris"}>' in bpe.decode(task.train[0]["input_ids"])
+
+
+def test_arguments_without_a_json_form_are_left_to_the_template(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
+    """Such as a date of a parquet file; this template writes no arguments."""
+    bpe.chat_template = CALLING.replace(" ARGUMENTS", "")
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"day": date.max}}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    chat = [{"role": "user", "content": "Hi"}, answer]
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=200), bpe)
+    assert "<weather>" in bpe.decode(task.train[0]["input_ids"])
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
