@@ -53,6 +53,9 @@ class StepResult:
         """Whether loss and gradient norm are numbers; if not, the update is skipped."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
+    applied = finite
+    """The name for callbacks (docs/plugins.md)."""
+
 
 @dataclass(eq=False)
 class Precision:

@@ -191,6 +191,11 @@ def test_a_request_of_an_earlier_start_counts(tmp_path: Path) -> None:
     assert run.events[-1] == "finished"
 
 
+@pytest.mark.parametrize("loss", [1.0, math.nan])
+def test_a_callback_reads_whether_a_step_was_applied(loss: float) -> None:
+    assert StepResult(loss, 1, 1.0, [loss]).applied is (loss == 1)
+
+
 class Broken:
     """Of the user's own."""
 
