@@ -37,8 +37,8 @@ def unify_paths(runs: Sequence[Run]) -> None:
     starts where its run was started. They also do if two runs of one seed saw the same examples
     through them, even if the files were moved since.
 
-    If one run was started in /work with `data.train=a.csv`, and a later one has
-    `data.train=/work/a.csv`, the later one gets `respelt["data.train"] = "a.csv"`.
+    If one run was started in /data with `data.train=a.csv`, and a later one has
+    `data.train=/data/a.csv`, the later one gets `respelt["data.train"] = "a.csv"`.
 
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.

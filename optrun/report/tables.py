@@ -96,27 +96,23 @@ def scores_table(comparison: Comparison) -> Table:
     optimizer, or whatever else is compared. Best first; contenders without a score on every
     workload come last, muted, with that as their verdict.
 
-    A workload counts if its runs can be ranked and learnt something, see `Findings.left_out`. If
-    fewer than two contenders have a score on every one that counts, there is no test
-    (`comparison.ttest` is None), and every row has that verdict.
+    A workload counts if its runs can be ranked and learnt something, see `Findings.left_out`.
+    Verdict and difference are left out if there is no test (`comparison.ttest` is None): runs are
+    left, or fewer than two contenders have a score on every workload that counts.
     """
     ttest = comparison.ttest
-    comparisons: Mapping[str, ReferenceComparison] = {}
-    ranking: list[str] = []
-    if ttest is not None:
-        comparisons = ttest.comparisons
-        ranking = ttest.ranking
+    ranking = [] if ttest is None else ttest.ranking
     rows = []
     styles = []
     for name in dict.fromkeys([*ranking, *comparison.scores]):
-        verdict = "no score on every workload"
-        style = "muted"
-        if ttest is not None and name in comparisons:
-            verdict = ttest.verdict_text(name)
-            style = _STYLES.get(comparisons[name].verdict, "")
         cells = {"contender": name, "mean score": _write_mean_score(comparison.scores, name)}
-        cells["verdict"] = verdict
-        cells["difference"] = format_difference(comparisons.get(name), 3)
+        style = "" if comparison.scores.get(name) else "muted"
+        if ttest is not None:
+            cells["verdict"] = "no score on every workload"
+            if name in ttest.comparisons:
+                cells["verdict"] = ttest.verdict_text(name)
+                style = _STYLES.get(ttest.comparisons[name].verdict, "")
+            cells["difference"] = format_difference(ttest.comparisons.get(name), 3)
         for workload in comparison.counted:
             cells[workload.name] = _write_mean_score(workload.scaled_scores(), name)
         rows.append(cells)

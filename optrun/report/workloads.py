@@ -62,7 +62,7 @@ class Comparison:
     diverged_seeds: Mapping[str, Collection[int]]
     """Contender -> seeds that diverged on some of them."""
     ttest: TtestResult | None
-    """The test on `scores`; None if nothing is ranked."""
+    """The test on `scores`; None if nothing is ranked, or runs are left."""
 
     @classmethod
     def of(cls, findings: Findings) -> Comparison:
@@ -140,13 +140,15 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
             f"baseline={baseline}: no contender has this name."
             f" {did_you_mean(baseline, workload_counts)}"
         )
-    # 3. Judge the mean scores over the workloads that count.
+    # 3. Judge the mean scores over the workloads that count, unless runs are left.
     workloads = [replace(workload, left_out=_why_left_out(workload)) for workload in workloads]
     counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)
     diverged_seeds = _diverged_seeds(counted)
     ttest = None
-    if sum(bool(by_seed) for by_seed in scores.values()) > 1:
+    if question.get("waits"):
+        workloads = [replace(workload, ttest=None) for workload in workloads]
+    elif sum(bool(by_seed) for by_seed in scores.values()) > 1:
         ttest = _judge_scores(scores, diverged_seeds, question)
     return Comparison(workloads, scores, diverged_seeds, ttest)
 

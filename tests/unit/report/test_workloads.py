@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from optrun.base.errors import ConfigError
 from optrun.report.build import report
 from optrun.report.runs import load_runs
 from optrun.report.statistics import TtestResult
+from optrun.report.tables import ranking_table, scores_table
 from optrun.report.verdict import write_verdict
 from optrun.report.workloads import compare_runs, split_workloads
 
@@ -235,3 +237,34 @@ def test_unknown_names_are_refused_over_several_workloads(
         workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 4.0}, task=task)
     with pytest.raises(ConfigError, match=message):
         compare_runs(load_runs([tmp_path]), **question)
+
+
+def test_without_a_test_the_scores_have_no_verdict(tmp_path: Path, make_run: MakeRun) -> None:
+    """The only contender with a score on both was said to have none."""
+    workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 4.0}, task="one")
+    workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 4.0}, task="two")
+    for seed, task in enumerate(("one", "two", "one")):
+        shutil.rmtree(tmp_path / f"{task}-lamb-{seed}")
+    for seed, task in enumerate(("two", "one", "two")):
+        shutil.rmtree(tmp_path / f"{task}-sgd-{seed}")
+    found = compare_runs(load_runs([tmp_path]))
+    assert found.ttest is None
+    table = scores_table(found)
+    assert {"verdict", "difference"}.isdisjoint(table.columns)
+    assert [row[:2] for row in table.rows] == [["adamw", "1.000"], ["lamb", "–"], ["sgd", "–"]]
+    assert table.styles == ["", "muted", "muted"]
+
+
+def test_while_runs_are_left_several_workloads_are_not_judged(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    for task in ("one", "two"):
+        workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.3}, task=task)
+    rows = [{"name": "new", "status": "new", "overrides": ["optimizer=lamb", "seed=9"]}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": 1, "tuned": [], "jobs": rows}))
+    made = report([tmp_path])
+    assert made.verdict.text.startswith("12 of 13 runs have ended.")
+    assert not (tmp_path / "report-looks.json").exists()
+    tables = [scores_table(made.comparison), *map(ranking_table, made.comparison.workloads)]
+    for table in tables:
+        assert {"verdict", "difference"}.isdisjoint(table.columns)
