@@ -133,9 +133,8 @@ def _show(output: ProofConsole, certificate: Certificate, hidden: list[str]) -> 
     Args:
         output: Where it is printed.
         certificate: The certificate.
-        hidden: Attributes of the optimizer that no state dict holds. If the verdict is "certified"
-            and there are any, a yellow line says that what they do after the last step was not
-            shown. Nothing is said of them otherwise.
+        hidden: Attributes of the optimizer that no state dict holds. If there are any, a
+            certificate says that it does not cover what they do after the last step.
     """
     from rich.table import Table
     from rich.text import Text

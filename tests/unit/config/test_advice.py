@@ -185,7 +185,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["--do_predict"], ["Not offered: optrun predict RUN_DIR data.eval=FILE out=FILE"]),
     (
         ["--sweep"],
-        ["Not offered: a sweep is optrun -m with several values of a key, such as lr=1e-3,2e-3"],
+        ["Not offered: the option -m starts a sweep, as in optrun -m lr=1e-3,2e-3."],
     ),
     (["push_to_hub=true"], ["optrun export RUN_DIR DEST push_to_hub=NAME does"]),
     (["packing=true"], ["task.packing"]),
