@@ -284,7 +284,9 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
         table = to_rich(section.table, title=section.title or None, width=console.width)
         console.print(table)
         # A narrow terminal has no room for the column of differences, of which the note speaks.
-        if section.note and any("difference" in str(column.header) for column in table.columns):
+        if section.note and any(
+            str(column.header).startswith("difference") for column in table.columns
+        ):
             console.print(Text(section.note, style="dim"))
             console.print()
     _print_runs_without_result(report.comparison.runs, console)
