@@ -499,18 +499,18 @@ def refuse_used_seeds(seeds: Sequence[int], used_seeds: Collection[int]) -> None
     Raises:
         ConfigError: The message names the first unused seeds.
     """
+    first = max(used_seeds, default=-1) + 1
+    last = first + max(len(seeds), MIN_SEEDS) - 1
     repeated = sorted(set(used_seeds) & set(seeds))
     if repeated:
-        first = max(used_seeds) + 1
-        last = first + max(len(seeds), MIN_SEEDS) - 1
         raise ConfigError(
             f"seeds: {', '.join(map(str, repeated))} took part in the choice, so results on them"
             f" favour the chosen configurations. Use fresh seeds, such as seeds={first}-{last}."
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(
-            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: fewer cannot be tested. Three"
-            " are, for instance, seeds=5-7."
+            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: fewer cannot be tested. Use"
+            f" more, such as seeds={first}-{last}."
         )
 
 
